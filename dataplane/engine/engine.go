@@ -1,0 +1,409 @@
+// Package engine puts HTTP connections on reactor loops: the drivers of
+// http1 and http2 over plain sockets and TLS records, the pools of upstream
+// connections, and the budget that keeps one pod from starving another.
+//
+//   - A pod has a home loop; its listeners, connections, hop sessions and
+//     buffers live there and need no lock.
+//   - An idle connection holds no buffer.
+//   - What a peer can make us keep is bounded: read buffers, queued output,
+//     unsent body bytes, waiting requests.
+//   - Whoever closes a descriptor is the connection that registered it.
+//
+// It knows no route, identity or policy: an exchange.Service decides, and the
+// sockets and sessions it needs are given to it.
+package engine
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"aether/dataplane/exchange"
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/reactor"
+)
+
+// Bounds of the engine, one place (docs/limits.md is about these).
+const (
+	readBuf    = 16 << 10  // an HTTP/1 connection's read buffer while bytes move
+	bigReadBuf = 64 << 10  // when a head does not fit (contract 17: heads up to 60 KiB)
+	outHigh    = 256 << 10 // queued output of an HTTP/1 connection before its source is stopped
+	sealMax    = 256 << 10 // plaintext sealed at once
+	keepBufs   = 256       // free buffers a loop keeps of each kind
+	keepCap    = 64 << 10  // a bigger buffer is not kept
+
+	podBytes   = 512 << 10 // bytes read for one pod in one iteration
+	podAccepts = 64        // connections accepted for one pod in one iteration
+
+	lifeMargin  = 2 * time.Minute // a hop session takes no new requests this long before its certificates end
+	maxWaiters  = 1024            // requests that wait for one hop to be dialled
+	maxSessions = 4               // hop sessions a key (design 4.7)
+	maxIdleApp  = 256             // idle connections to one port of one application
+	lingerBytes = 1 << 20
+	lingerTime  = int64(2 * time.Second)
+	headTime    = int64(15 * time.Second) // first byte of a head to its last
+	idleDown    = int64(5 * time.Minute)  // downstream connection without a request
+	idleStream  = int64(5 * time.Minute)  // exchange without a byte either way
+	idleHop     = int64(30 * time.Second) // hop session without a stream
+	idleApp     = int64(5 * time.Minute)  // idle connection to the application
+	connectTime = int64(5 * time.Second)  // delivery connect (contract 6.5)
+)
+
+// Config of an engine. The zero value is usable.
+type Config struct {
+	MaxLoops int              // 0: GOMAXPROCS
+	Blocking reactor.Blocking // how loops wait
+	Now      func() int64     // monotonic clock; nil: the real one
+	Log      *slog.Logger     // nil: discard
+}
+
+// Engine owns the loops. Make it with New; Run serves until its context ends.
+type Engine struct {
+	cfg   Config
+	log   *slog.Logger
+	mu    sync.Mutex
+	loops []*Loop // guarded by mu; grows, never shrinks
+	pods  map[*Pod]struct{}
+	wg    sync.WaitGroup
+	run   bool
+}
+
+// New makes an engine with one loop, which starts with Run.
+func New(cfg Config) (*Engine, error) {
+	if cfg.MaxLoops <= 0 {
+		cfg.MaxLoops = runtime.GOMAXPROCS(0)
+	}
+	if cfg.Now == nil {
+		cfg.Now = reactor.Monotonic
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	e := &Engine{cfg: cfg, log: cfg.Log, pods: map[*Pod]struct{}{}}
+	if _, err := e.addLoop(); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// addLoop makes one more loop; mu is held or nobody else knows e yet.
+func (e *Engine) addLoop() (*Loop, error) {
+	id := len(e.loops)
+	rl, err := reactor.New(reactor.Config{
+		ID: id, Blocking: e.cfg.Blocking, Now: e.cfg.Now,
+		OnSlow: func(loop int, took time.Duration, stack string) {
+			e.log.Warn("slow loop iteration", "loop", loop, "took", took, "stack", stack)
+		},
+		OnPanic: func(loop int, cause any, stack []byte) {
+			e.log.Error("panic on a loop: its connection is closed", "loop", loop, "cause", fmt.Sprint(cause), "stack", string(stack))
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("engine: loop %d: %w", id, err)
+	}
+	l := &Loop{Loop: rl, eng: e, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}}
+	e.loops = append(e.loops, l)
+	if e.run {
+		e.wg.Go(rl.Run)
+	}
+	return l, nil
+}
+
+// Run runs the loops, the watchdog and the balancing of pods over loops until
+// ctx ends; then every connection is closed and every goroutine has ended when it returns.
+func (e *Engine) Run(ctx context.Context) {
+	e.mu.Lock()
+	e.run = true
+	for _, l := range e.loops {
+		e.wg.Go(l.Run)
+	}
+	e.mu.Unlock()
+	t := time.NewTicker(20 * time.Millisecond)
+	defer t.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-ctx.Done():
+			e.mu.Lock()
+			for _, l := range e.loops {
+				l.Stop()
+			}
+			e.mu.Unlock()
+			e.wg.Wait()
+			return
+		case <-t.C:
+			e.mu.Lock()
+			for _, l := range e.loops {
+				l.Check()
+			}
+			if n%50 == 49 {
+				e.spread(time.Second)
+			}
+			e.mu.Unlock()
+		}
+	}
+}
+
+// spread opens a loop when all are busy and moves pods from a saturated loop
+// to it. One loop carries some 100,000 requests a second and batches best, so
+// a second one is worth its wake-ups only then. mu is held.
+func (e *Engine) spread(period time.Duration) {
+	var idlest *Loop
+	var full *Loop
+	for _, l := range e.loops {
+		b := l.Stats().Busy
+		l.load = float64(b-l.lastBusy) / float64(period)
+		l.lastBusy = b
+		if idlest == nil || l.load < idlest.load {
+			idlest = l
+		}
+		if l.load > 0.85 && (full == nil || l.load > full.load) {
+			full = l
+		}
+	}
+	if full == nil {
+		return
+	}
+	if idlest.load > 0.5 {
+		if len(e.loops) >= e.cfg.MaxLoops {
+			return
+		}
+		l, err := e.addLoop()
+		if err != nil {
+			e.log.Error("cannot open another loop; going on with those there are", "err", err)
+			return
+		}
+		idlest = l
+	}
+	// Half of the saturated loop's pods take their new connections to the other one.
+	n := 0
+	for p := range e.pods {
+		if p.home.Load() == full {
+			if n++; n%2 == 0 {
+				p.moveTo(full, idlest)
+			}
+		}
+	}
+}
+
+// Loops returns the loops there are.
+func (e *Engine) Loops() []*Loop {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]*Loop(nil), e.loops...)
+}
+
+// Loop is a reactor loop with what HTTP connections on it share.
+type Loop struct {
+	*reactor.Loop
+	eng *Engine
+
+	load     float64 // guarded by eng.mu
+	lastBusy time.Duration
+
+	hops map[*Hop]struct{}
+	apps map[appKey]*appPool
+
+	reqHead, resHead httpmsg.Head // the head just parsed; whoever keeps it copies it
+
+	in, big, out [][]byte // free buffers
+	streams      []*h2stream
+
+	dead   []*exchange.Exchange // to be recycled after the flush
+	deadOf []*exchange.Pool
+	deadSt []*h2stream
+	reapH2 []*h2conn
+	reap   bool
+}
+
+// Run recycles what ended in this iteration: nothing holds it any more.
+func (r *reaper) Run() {
+	l := (*Loop)(r)
+	l.reap = false
+	for i, x := range l.dead {
+		l.deadOf[i].Release(x)
+		l.dead[i], l.deadOf[i] = nil, nil
+	}
+	l.dead, l.deadOf = l.dead[:0], l.deadOf[:0]
+	for i, s := range l.deadSt {
+		l.deadSt[i] = nil
+		if len(l.streams) < 4096 {
+			*s = h2stream{pend: s.pend[:0]}
+			if cap(s.pend) > keepCap {
+				s.pend = nil
+			}
+			l.streams = append(l.streams, s)
+		}
+	}
+	l.deadSt = l.deadSt[:0]
+	for i, c := range l.reapH2 {
+		c.reaping = false
+		c.h2.Reap()
+		l.reapH2[i] = nil
+	}
+	l.reapH2 = l.reapH2[:0]
+}
+
+type reaper Loop
+
+// Fail: there is nothing to close; what was not recycled is garbage.
+func (r *reaper) Fail(error) {}
+
+func (l *Loop) wantReap() {
+	if !l.reap {
+		l.reap = true
+		l.After((*reaper)(l))
+	}
+}
+
+func (l *Loop) release(p *exchange.Pool, x *exchange.Exchange) {
+	l.dead = append(l.dead, x)
+	l.deadOf = append(l.deadOf, p)
+	l.wantReap()
+}
+
+func (l *Loop) getIn() []byte {
+	if n := len(l.in); n > 0 {
+		b := l.in[n-1]
+		l.in = l.in[:n-1]
+		return b
+	}
+	return make([]byte, readBuf)
+}
+
+func (l *Loop) getBig() []byte {
+	if n := len(l.big); n > 0 {
+		b := l.big[n-1]
+		l.big = l.big[:n-1]
+		return b
+	}
+	return make([]byte, bigReadBuf)
+}
+
+func (l *Loop) putIn(b []byte) {
+	switch {
+	case len(b) == readBuf && len(l.in) < keepBufs:
+		l.in = append(l.in, b)
+	case len(b) == bigReadBuf && len(l.big) < keepBufs/8:
+		l.big = append(l.big, b)
+	}
+}
+
+func (l *Loop) getOut() []byte {
+	if n := len(l.out); n > 0 {
+		b := l.out[n-1]
+		l.out = l.out[:n-1]
+		return b[:0]
+	}
+	return make([]byte, 0, 4<<10)
+}
+
+func (l *Loop) putOut(b []byte) {
+	if b != nil && cap(b) <= keepCap && len(l.out) < keepBufs {
+		l.out = append(l.out, b[:0])
+	}
+}
+
+// Pod is the engine's side of one pod: its home loop and its budget.
+type Pod struct {
+	Name string // for errors and the state dump
+	eng  *Engine
+	home atomic.Pointer[Loop]
+
+	// Owned by the loop that asks; two loops only during a move, each with its own iteration numbers.
+	iter  uint64
+	spent int
+
+	mu        sync.Mutex
+	listeners map[int]*listener // by fd; guarded by mu
+	gone      bool              // guarded by mu
+	conns     atomic.Int64
+}
+
+// AddPod gives a pod its home: the loop with the fewest pods.
+func (e *Engine) AddPod(name string) *Pod {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	count := map[*Loop]int{}
+	for p := range e.pods {
+		count[p.home.Load()]++
+	}
+	best := e.loops[0]
+	for _, l := range e.loops {
+		if count[l] < count[best] {
+			best = l
+		}
+	}
+	p := &Pod{Name: name, eng: e, listeners: map[int]*listener{}}
+	p.home.Store(best)
+	e.pods[p] = struct{}{}
+	return p
+}
+
+// RemovePod stops the pod's listeners (their descriptors stay open: they
+// belong to whoever opened them) and closes its connections and sessions; it
+// returns when the loops have done so. Other pods are not touched.
+func (e *Engine) RemovePod(p *Pod) {
+	e.mu.Lock()
+	delete(e.pods, p)
+	loops := append([]*Loop(nil), e.loops...)
+	e.mu.Unlock()
+	p.mu.Lock()
+	p.gone = true
+	p.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, l := range loops {
+		wg.Add(1)
+		if err := l.Post(func() { defer wg.Done(); l.dropPod(p) }); err != nil {
+			wg.Done()
+		}
+	}
+	wg.Wait()
+}
+
+func (l *Loop) dropPod(p *Pod) {
+	p.mu.Lock()
+	for fd, ln := range p.listeners {
+		if ln.l == l {
+			_ = l.Detach(fd)
+			delete(p.listeners, fd)
+		}
+	}
+	p.mu.Unlock()
+	for h := range l.hops {
+		if h.pod == p {
+			h.Close(errPodGone)
+		}
+	}
+	for k, a := range l.apps {
+		if k.pod == p {
+			a.close()
+			delete(l.apps, k)
+		}
+	}
+	l.Each(func(s reactor.Source) {
+		if c, ok := s.(interface{ owner() *Pod }); ok && c.owner() == p {
+			s.Fail(errPodGone)
+		}
+	})
+}
+
+// Home is the loop that the pod's new connections go to.
+func (p *Pod) Home() *Loop { return p.home.Load() }
+
+// Conns is how many connections the pod has on all loops.
+func (p *Pod) Conns() int64 { return p.conns.Load() }
+
+// take accounts n bytes of this iteration to the pod.
+func (p *Pod) take(l *Loop, n int) {
+	if it := l.Iteration(); it != p.iter {
+		p.iter, p.spent = it, 0
+	}
+	p.spent += n
+}
+
+// spentUp reports whether the pod has had its share of this iteration.
+func (p *Pod) spentUp(l *Loop) bool { return p.iter == l.Iteration() && p.spent >= podBytes }

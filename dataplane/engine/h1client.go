@@ -1,0 +1,622 @@
+package engine
+
+import (
+	"errors"
+	"io"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"aether/dataplane/exchange"
+	"aether/dataplane/http1"
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/reactor"
+)
+
+// h1client is a connection to an application (or, passed through, to a
+// foreign server) that speaks HTTP/1.
+type h1client struct {
+	transport
+	pool *appPool // nil once the connection does not go back to it
+
+	in   []byte
+	r, w int
+	out  []byte
+
+	parser http1.Parser
+	body   http1.BodyReader
+	x      *exchange.Exchange
+
+	connecting bool
+	reused     bool // it has carried a request before this one
+	gotByte    bool // of this request's answer
+	isHead     bool
+	reqDone    bool
+	reqF       http1.Framing
+	resF       http1.Framing
+	inBody     bool
+	trailing   bool
+	stalled    bool
+	starved    bool
+	noReuse    bool
+	idle       bool
+	pumping    bool
+}
+
+// connect starts a non-blocking connect on fd, a socket from the pod's namespace.
+func (l *Loop) dialHTTP1(pod *Pod, fd int, addr netip.AddrPort, pool *appPool) (*h1client, error) {
+	c := &h1client{pool: pool}
+	if err := startConnect(fd, addr); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	if err := c.open(l, pod, fd, nil, c); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	c.connecting, c.wblk = true, true
+	l.Arm(&c.timer, c, connectTime)
+	return c, nil
+}
+
+func startConnect(fd int, addr netip.AddrPort) error {
+	var sa unix.Sockaddr
+	if a := addr.Addr().Unmap(); a.Is4() {
+		sa = &unix.SockaddrInet4{Port: int(addr.Port()), Addr: a.As4()}
+	} else {
+		sa = &unix.SockaddrInet6{Port: int(addr.Port()), Addr: a.As16()}
+	}
+	if err := unix.Connect(fd, sa); err != nil && err != unix.EINPROGRESS {
+		return err
+	}
+	return nil
+}
+
+// Event is reactor.Source.
+func (c *h1client) Event(ev uint32) {
+	if c.connecting {
+		if ev&(reactor.Writable|reactor.Error|reactor.Hangup) == 0 {
+			return
+		}
+		if err := c.connectError(); err != nil {
+			c.gone(exchange.Connect)
+			return
+		}
+		c.connecting, c.wblk = false, false
+		c.active = c.l.Now()
+		c.l.Disarm(&c.timer)
+		c.arm()
+		c.mark()
+	}
+	if ev&reactor.Writable != 0 && c.wblk {
+		c.wblk = false
+		c.mark()
+	}
+	if ev&^reactor.Writable != 0 {
+		c.ready = true
+		c.pump()
+	}
+}
+
+func (c *h1client) arm() { c.l.Arm(&c.timer, c, min(idleStream, idleApp)) }
+
+// Fail is reactor.Source, Flusher and Task.
+func (c *h1client) Fail(error) { c.gone(exchange.Closed) }
+
+// Run is reactor.Task.
+func (c *h1client) Run() {
+	if c.closed {
+		return
+	}
+	if c.later {
+		c.later = false
+		c.pump()
+		return
+	}
+	now := c.l.Now()
+	switch {
+	case c.connecting:
+		c.gone(exchange.Connect)
+	case c.x == nil && now-c.active >= idleApp:
+		c.gone(exchange.NoError)
+	case c.x != nil && now-c.active >= idleStream:
+		c.gone(exchange.Timeout)
+	default:
+		c.arm()
+	}
+}
+
+func (c *h1client) mark() {
+	if !c.dirty && !c.closed {
+		c.dirty = true
+		c.l.Dirty(c)
+	}
+}
+
+// take gives the connection a request; it must be idle or new.
+func (c *h1client) take(x *exchange.Exchange) {
+	c.x = x
+	c.idle = false
+	c.gotByte, c.inBody, c.trailing, c.stalled, c.starved, c.reqDone = false, false, false, false, false, false
+	c.isHead = x.Head()
+	c.active = c.l.Now()
+	x.Forward(c)
+}
+
+// WriteHead is exchange.Stream.
+func (c *h1client) WriteHead(h *httpmsg.Head, end bool) {
+	if c.closed {
+		return
+	}
+	c.reqF = http1.RequestFraming(h)
+	if end && c.reqF == http1.Chunked {
+		c.reqF = http1.None
+	}
+	if c.out == nil {
+		c.out = c.l.getOut()
+	}
+	c.out = http1.AppendRequest(c.out, h, c.reqF)
+	c.reqDone = end
+	c.mark()
+}
+
+// WriteData is exchange.Stream.
+func (c *h1client) WriteData(p []byte, end bool) int {
+	if c.closed {
+		return len(p)
+	}
+	n := min(len(p), max(0, outHigh-len(c.out)))
+	if n > 0 {
+		if c.out == nil {
+			c.out = c.l.getOut()
+		}
+		if c.reqF == http1.Chunked {
+			c.out = http1.AppendChunk(c.out, p[:n])
+		} else {
+			c.out = append(c.out, p[:n]...)
+		}
+	}
+	if n < len(p) {
+		c.starved = true
+	} else if end {
+		if c.reqF == http1.Chunked {
+			c.out = http1.AppendLast(c.out, nil)
+		}
+		c.reqDone = true
+	}
+	c.mark()
+	return n
+}
+
+// WriteTrailers is exchange.Stream.
+func (c *h1client) WriteTrailers(f []httpmsg.Field) {
+	if c.closed {
+		return
+	}
+	if c.reqF == http1.Chunked {
+		c.out = http1.AppendLast(c.out, f)
+	}
+	c.reqDone = true
+	c.mark()
+}
+
+// Resume is exchange.Stream.
+func (c *h1client) Resume() {
+	if c.stalled {
+		c.stalled = false
+		c.mark()
+	}
+}
+
+// Abort is exchange.Stream: HTTP/1 has no way to give up a request but to close.
+func (c *h1client) Abort(exchange.Code) {
+	c.x = nil
+	c.gone(exchange.NoError)
+}
+
+// gone closes the connection; an exchange on it is told.
+func (c *h1client) gone(code exchange.Code) {
+	if c.closed {
+		return
+	}
+	c.shut(false)
+	if c.in != nil {
+		c.l.putIn(c.in)
+		c.in = nil
+	}
+	c.l.putOut(c.out)
+	c.out = nil
+	if c.pool != nil {
+		c.pool.lost(c)
+	}
+	if x := c.x; x != nil {
+		c.x = nil
+		x.ResponseGone(code)
+	}
+}
+
+// broken is what a connection's end means for the request on it.
+func (c *h1client) broken() exchange.Code {
+	if c.reused && !c.gotByte {
+		return exchange.Stale
+	}
+	return exchange.Closed
+}
+
+func (c *h1client) pump() {
+	if c.pumping {
+		return
+	}
+	c.pumping = true
+	defer func() { c.pumping = false }()
+	for !c.closed {
+		if (c.r < c.w || c.trailing) && !c.process() {
+			return
+		}
+		if c.closed || c.stalled || !c.fill() {
+			return
+		}
+	}
+}
+
+func (c *h1client) fill() bool {
+	if !c.readable() {
+		c.rest()
+		return false
+	}
+	if c.in == nil {
+		c.in = c.l.getIn()
+	}
+	if c.r > 0 {
+		c.w = copy(c.in, c.in[c.r:c.w])
+		c.r = 0
+	}
+	if c.w == len(c.in) {
+		if c.inBody || len(c.in) == bigReadBuf {
+			return false
+		}
+		b := c.l.getBig()
+		copy(b, c.in)
+		c.l.putIn(c.in)
+		c.in = b
+	}
+	n, err := c.read(c.in[c.w:])
+	if err != nil {
+		if err == errAgain {
+			c.rest()
+			return false
+		}
+		if err == errYield {
+			if !c.later {
+				c.later = true
+				c.l.Later(c)
+			}
+			return false
+		}
+		c.ended(err)
+		return false
+	}
+	c.gotByte = true
+	c.w += n
+	return true
+}
+
+// ended: the application closed or reset the connection.
+func (c *h1client) ended(err error) {
+	if c.x != nil && c.inBody && c.resF == http1.ToClose && errors.Is(err, io.EOF) {
+		c.noReuse = true
+		c.x.ResponseData(nil, true)
+		c.responseDone()
+		return
+	}
+	c.gone(c.broken())
+}
+
+func (c *h1client) process() bool {
+	for (c.r < c.w || c.trailing) && !c.closed {
+		if c.x == nil { // bytes that nobody asked for: the connection is not to be trusted
+			c.gone(exchange.Protocol)
+			return false
+		}
+		if !c.inBody {
+			n, f, err := c.parser.Response(c.in[c.r:c.w], &c.l.resHead, c.isHead)
+			if err != nil {
+				c.gone(exchange.Protocol)
+				return false
+			}
+			if n == 0 {
+				return true
+			}
+			c.r += n
+			c.resF = f
+			if c.l.resHead.Status < 200 {
+				if c.l.resHead.Status == 101 { // an upgrade was not asked for
+					c.gone(exchange.Protocol)
+					return false
+				}
+				c.x.ResponseHead(&c.l.resHead, false)
+				continue
+			}
+			c.noReuse = c.l.resHead.Close || f == http1.ToClose
+			end := f == http1.None
+			c.inBody = !end
+			if !end {
+				c.body.Start(f, c.l.resHead.Length)
+			}
+			x := c.x
+			x.ResponseHead(&c.l.resHead, end)
+			if end {
+				c.responseDone()
+			}
+			continue
+		}
+		if c.stalled || !c.pumpBody() {
+			return false
+		}
+	}
+	return !c.closed
+}
+
+func (c *h1client) pumpBody() bool {
+	x := c.x
+	if c.trailing {
+		c.trailing = false
+		x.ResponseTrailers(c.body.Trailers())
+		c.responseDone()
+		return true
+	}
+	data, used, done, err := c.body.Next(c.in[c.r:c.w])
+	if err != nil {
+		c.gone(exchange.Protocol)
+		return false
+	}
+	trailers := done && len(c.body.Trailers()) > 0
+	if len(data) > 0 || done && !trailers {
+		n := x.ResponseData(data, done && !trailers)
+		if c.closed {
+			return false
+		}
+		if n < len(data) {
+			c.body.Unread(len(data) - n)
+			c.r += used - (len(data) - n)
+			c.stalled = true
+			return false
+		}
+	}
+	c.r += used
+	if trailers {
+		c.trailing = true
+		return true
+	}
+	if done {
+		c.responseDone()
+	}
+	return true
+}
+
+// responseDone: the answer is complete; the connection goes back to its pool if it can.
+func (c *h1client) responseDone() {
+	c.x = nil
+	c.inBody = false
+	if c.closed {
+		return
+	}
+	if c.noReuse || !c.reqDone || c.r != c.w || len(c.out) > 0 || c.pool == nil {
+		c.gone(exchange.NoError)
+		return
+	}
+	c.reused = true
+	c.active = c.l.Now()
+	c.pool.put(c)
+}
+
+// Flush is reactor.Flusher.
+func (c *h1client) Flush() {
+	c.dirty = false
+	if c.closed || c.wblk {
+		return
+	}
+	if len(c.out) > 0 {
+		n, err := c.write(c.out)
+		if err != nil {
+			// An answer may have come before the application stopped reading.
+			c.out = c.out[:0]
+			c.noReuse = true
+			c.ready = true
+			c.pump()
+			if !c.closed && c.x != nil && c.r == c.w {
+				c.gone(c.broken())
+			}
+			return
+		}
+		c.out = c.out[:copy(c.out, c.out[n:])]
+		if c.wblk {
+			return
+		}
+	}
+	if c.starved && len(c.out) < outHigh/2 {
+		c.starved = false
+		if c.x != nil {
+			c.x.UpRoom()
+		}
+		if c.closed || len(c.out) > 0 {
+			return
+		}
+	}
+	if c.r < c.w || c.trailing || c.readable() {
+		c.pump()
+		return
+	}
+	c.rest()
+}
+
+func (c *h1client) rest() {
+	if c.r == c.w && c.in != nil && !c.trailing {
+		c.r, c.w = 0, 0
+		c.l.putIn(c.in)
+		c.in = nil
+	}
+	if len(c.out) == 0 && c.out != nil {
+		c.l.putOut(c.out)
+		c.out = nil
+	}
+}
+
+// appKey names a pool of connections to one port of one pod's application, or
+// to a foreign address dialled from the pod (scope then names the connection it serves).
+type appKey struct {
+	pod   *Pod
+	addr  netip.AddrPort
+	h2    bool
+	scope *ConnInfo
+}
+
+// SocketPool gives unconnected, non-blocking sockets made in a pod's namespace.
+type SocketPool interface {
+	// Get returns a socket at once, or ok == false.
+	Get(v6 bool) (fd int, ok bool)
+	// Request calls on, from any goroutine, with a socket or an error, soon.
+	Request(v6 bool, on func(fd int, err error))
+}
+
+// appPool is owned by a loop.
+type appPool struct {
+	l     *Loop
+	key   appKey
+	socks SocketPool
+	idle  []*h1client
+	h2    *h2conn
+	n     int
+	dead  bool
+}
+
+// Send sends x to addr from the pod's namespace: to an application, or, with a
+// scope, to a foreign server for that downstream connection alone.
+func (l *Loop) Send(x *exchange.Exchange, pod *Pod, socks SocketPool, addr netip.AddrPort, h2 bool, scope *ConnInfo) {
+	k := appKey{pod, addr, h2, scope}
+	p := l.apps[k]
+	if p == nil {
+		p = &appPool{l: l, key: k, socks: socks}
+		l.apps[k] = p
+	}
+	p.send(x)
+}
+
+// DropScope closes what Send opened for a downstream connection.
+func (l *Loop) DropScope(scope *ConnInfo, addr netip.AddrPort, h2 bool) {
+	k := appKey{scope.Pod, addr, h2, scope}
+	if p := l.apps[k]; p != nil {
+		p.close()
+		delete(l.apps, k)
+	}
+}
+
+func (p *appPool) send(x *exchange.Exchange) {
+	if p.key.h2 {
+		if p.h2 != nil && !p.h2.closed && p.h2.h2.Available() > 0 {
+			p.h2.request(x)
+			return
+		}
+	} else {
+		for n := len(p.idle); n > 0; n = len(p.idle) {
+			c := p.idle[n-1] // the one used last: the likeliest to be alive
+			p.idle[n-1] = nil
+			p.idle = p.idle[:n-1]
+			if !c.closed {
+				c.take(x)
+				return
+			}
+		}
+	}
+	v6 := p.key.addr.Addr().Unmap().Is6()
+	if fd, ok := p.socks.Get(v6); ok {
+		p.dial(x, fd)
+		return
+	}
+	x.Park()
+	gen := x.Gen
+	p.socks.Request(v6, func(fd int, err error) {
+		perr := p.l.Post(func() {
+			alive := x.Gen == gen && !x.Over()
+			switch {
+			case err != nil:
+				if alive {
+					x.ResponseGone(exchange.Connect)
+				}
+			case !alive || p.dead:
+				unix.Close(fd)
+				if alive {
+					x.ResponseGone(exchange.Connect)
+				}
+			default:
+				p.dial(x, fd)
+			}
+		})
+		if perr != nil && err == nil {
+			unix.Close(fd)
+		}
+	})
+}
+
+func (p *appPool) dial(x *exchange.Exchange, fd int) {
+	if p.key.h2 {
+		if p.h2 == nil || p.h2.closed || p.h2.h2.Available() == 0 {
+			c, err := p.l.dialH2(p.key.pod, fd, p.key.addr)
+			if err != nil {
+				x.ResponseGone(exchange.Connect)
+				return
+			}
+			p.h2 = c
+		} else {
+			unix.Close(fd)
+		}
+		p.h2.request(x)
+		return
+	}
+	c, err := p.l.dialHTTP1(p.key.pod, fd, p.key.addr, p)
+	if err != nil {
+		x.ResponseGone(exchange.Connect)
+		return
+	}
+	p.n++
+	c.take(x)
+}
+
+func (p *appPool) put(c *h1client) {
+	if p.dead || len(p.idle) >= maxIdleApp {
+		c.gone(exchange.NoError)
+		return
+	}
+	c.idle = true
+	p.idle = append(p.idle, c)
+}
+
+// lost forgets a connection that ended.
+func (p *appPool) lost(c *h1client) {
+	p.n--
+	if !c.idle {
+		return
+	}
+	for i, o := range p.idle {
+		if o == c {
+			last := len(p.idle) - 1
+			copy(p.idle[i:], p.idle[i+1:])
+			p.idle[last] = nil
+			p.idle = p.idle[:last]
+			return
+		}
+	}
+}
+
+func (p *appPool) close() {
+	p.dead = true
+	idle := p.idle
+	p.idle = nil
+	for _, c := range idle {
+		c.idle = false
+		c.gone(exchange.NoError)
+	}
+	if p.h2 != nil {
+		p.h2.Fail(errPodGone)
+	}
+}

@@ -1,0 +1,623 @@
+package engine
+
+import (
+	"errors"
+	"io"
+
+	"golang.org/x/sys/unix"
+
+	"aether/dataplane/exchange"
+	"aether/dataplane/http1"
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/reactor"
+	"aether/mtls/record"
+)
+
+// ConnInfo is what is known of a downstream connection; its exchanges carry it in Conn.
+type ConnInfo struct {
+	Pod  *Pod
+	Loop *Loop
+	Pool *exchange.Pool // of the service that answers
+	User any            // the service's: flow, identity
+	// OnClose is called once, on the loop, when the connection is gone.
+	OnClose func(*ConnInfo)
+}
+
+// h1server is a connection whose client speaks HTTP/1.
+type h1server struct {
+	transport
+	info *ConnInfo
+
+	in   []byte // read buffer, nil when idle
+	r, w int    // unread bytes are in[r:w]
+	out  []byte // response bytes waiting for the flush, nil when idle
+
+	parser http1.Parser
+	body   http1.BodyReader
+	x      *exchange.Exchange
+
+	state    uint8
+	respF    http1.Framing
+	minor    uint8
+	isHead   bool
+	keep10   bool // an HTTP/1.0 client that asked for keep-alive
+	last     bool // the connection ends after this response
+	reqDone  bool
+	stalled  bool // the exchange refused body bytes: wait for Resume
+	trailing bool // the body has ended, its trailers were refused
+	starved  bool // response data was refused: tell DownRoom once flushed
+	closing  bool // close once out is empty
+	pumping  bool
+	headAt   int64 // when the first byte of the head under way arrived; 0: none
+	lingered int
+}
+
+const (
+	stHead uint8 = iota
+	stBody
+	stWait // the request is whole; its response is not
+	stLinger
+)
+
+// ServeHTTP1 serves HTTP/1 on fd, which it owns from now on. first are bytes
+// already read from it.
+func (l *Loop) ServeHTTP1(fd int, rec record.Conn, info *ConnInfo, first []byte) error {
+	c := &h1server{info: info}
+	if err := c.open(l, info.Pod, fd, rec, c); err != nil {
+		return err
+	}
+	c.start(first)
+	return nil
+}
+
+// AdoptHTTP1 is ServeHTTP1 for an fd that this loop has registered for another source.
+func (l *Loop) AdoptHTTP1(fd int, info *ConnInfo, first []byte, readable bool) {
+	c := &h1server{info: info}
+	c.l, c.pod, c.fd, c.active = l, info.Pod, fd, l.Now()
+	c.pod.conns.Add(1)
+	l.Replace(fd, c)
+	c.ready = readable
+	c.start(first)
+}
+
+func (c *h1server) start(first []byte) {
+	c.l.Arm(&c.timer, c, idleDown)
+	if len(first) > 0 {
+		c.in = c.l.getIn()
+		if len(first) > len(c.in) {
+			c.l.putIn(c.in)
+			c.in = c.l.getBig()
+		}
+		c.w = copy(c.in, first)
+		c.headAt = c.l.Now()
+	}
+	c.mark() // the flush pumps
+}
+
+// Event is reactor.Source.
+func (c *h1server) Event(ev uint32) {
+	if ev&reactor.Writable != 0 && c.wblk {
+		c.wblk = false
+		c.mark()
+	}
+	if ev&^reactor.Writable != 0 {
+		c.ready = true
+		c.pump()
+	}
+}
+
+// Fail is reactor.Source, Flusher and Task.
+func (c *h1server) Fail(cause error) {
+	if c.closed {
+		return
+	}
+	c.drop(true, exchange.Closed)
+}
+
+func (c *h1server) mark() {
+	if !c.dirty && !c.closed {
+		c.dirty = true
+		c.l.Dirty(c)
+	}
+}
+
+// pump reads and processes until there is nothing more to do now.
+func (c *h1server) pump() {
+	if c.pumping {
+		return
+	}
+	c.pumping = true
+	defer func() { c.pumping = false }()
+	for !c.closed {
+		if (c.r < c.w || c.trailing) && !c.process() {
+			c.hold()
+			return
+		}
+		if c.closed {
+			return
+		}
+		if !c.fill() {
+			return
+		}
+	}
+}
+
+// fill reads once. It reports whether there is something new to process.
+func (c *h1server) fill() bool {
+	if !c.readable() {
+		c.rest()
+		return false
+	}
+	if c.state == stLinger {
+		return c.linger()
+	}
+	if c.in == nil {
+		c.in = c.l.getIn()
+	}
+	if c.r > 0 {
+		c.w = copy(c.in, c.in[c.r:c.w])
+		c.r = 0
+	}
+	if c.w == len(c.in) {
+		if c.state != stHead || len(c.in) == bigReadBuf {
+			c.hold()
+			return false // full: the exchange or the parser has to move first
+		}
+		b := c.l.getBig()
+		copy(b, c.in)
+		c.l.putIn(c.in)
+		c.in = b
+	}
+	n, err := c.read(c.in[c.w:])
+	if err != nil {
+		if err == errAgain {
+			c.rest()
+			return false
+		}
+		if err == errYield {
+			c.yield()
+			return false
+		}
+		// Orderly or not, the client is gone: nobody waits for the response (decision 0003).
+		c.drop(!errors.Is(err, io.EOF) && c.x != nil, exchange.Cancel)
+		return false
+	}
+	if c.state == stHead && c.w == c.r {
+		c.headAt = c.l.Now()
+	}
+	c.w += n
+	return true
+}
+
+func (c *h1server) yield() {
+	if !c.later && !c.closed {
+		c.later = true
+		c.l.Later(c)
+	}
+}
+
+// Run is reactor.Task: the next iteration after the budget was spent, or a timer.
+func (c *h1server) Run() {
+	if c.closed {
+		return
+	}
+	if c.later {
+		c.later = false
+		c.pump()
+		return
+	}
+	c.tick()
+}
+
+// tick judges the connection's age. The timer is lazy: it runs when the
+// earliest limit may have been met.
+func (c *h1server) tick() {
+	now := c.l.Now()
+	var limit, since int64
+	switch {
+	case c.state == stLinger:
+		c.shutNow()
+		return
+	case c.x != nil:
+		limit, since = idleStream, c.active
+	case c.headAt != 0 && c.w > c.r:
+		limit, since = headTime, c.headAt
+	default:
+		limit, since = idleDown, c.active
+	}
+	if now-since < limit {
+		c.l.Arm(&c.timer, c, limit-(now-since))
+		return
+	}
+	switch {
+	case c.x != nil:
+		c.x.Abort(exchange.Timeout)
+		c.drop(false, exchange.Timeout)
+	case c.headAt != 0 && c.w > c.r:
+		c.refuse(408)
+	default:
+		c.drop(false, exchange.NoError)
+	}
+}
+
+// process handles bytes of in; false: wait for something else than bytes.
+func (c *h1server) process() bool {
+	for c.r < c.w || c.trailing {
+		switch c.state {
+		case stHead:
+			if c.closing {
+				c.r, c.w = 0, 0
+				return false
+			}
+			if c.headAt == 0 {
+				c.headAt = c.l.Now()
+			}
+			n, f, err := c.parser.Request(c.in[c.r:c.w], &c.l.reqHead)
+			if err != nil {
+				status := 400
+				var he *http1.Error
+				if errors.As(err, &he) {
+					status = he.Status
+				}
+				c.refuse(status)
+				return false
+			}
+			if n == 0 {
+				if d := c.headAt + headTime - c.l.Now(); c.state == stHead && d > 0 {
+					c.l.Arm(&c.timer, c, d)
+				}
+				return true
+			}
+			c.r += n
+			c.begin(f)
+		case stBody:
+			if c.stalled || !c.pumpBody() {
+				return false
+			}
+		default:
+			return true // pipelined bytes wait; reading on finds out when the client goes
+		}
+		if c.closed {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *h1server) begin(f http1.Framing) {
+	h := &c.l.reqHead // shared: Begin copies it
+	c.headAt = 0
+	c.minor, c.isHead = h.Minor, string(h.Method) == "HEAD"
+	c.last = h.Close
+	c.keep10 = h.Minor == 0 && !h.Close
+	c.reqDone = f == http1.None || f == http1.Length && h.Length == 0
+	c.stalled, c.trailing, c.starved = false, false, false
+	if c.reqDone {
+		c.state = stWait
+	} else {
+		c.state = stBody
+		c.body.Start(f, h.Length)
+	}
+	c.x = c.info.Pool.Begin(c, h, c.reqDone, c.info, c.l.Now())
+	c.x.Ask()
+}
+
+// pumpBody offers one run of body bytes; false: refused, wait for Resume.
+func (c *h1server) pumpBody() bool {
+	x := c.x
+	if c.trailing {
+		if x != nil && !x.RequestTrailers(c.body.Trailers()) {
+			c.stalled = true
+			return false
+		}
+		c.trailing = false
+		c.requestDone()
+		return true
+	}
+	data, used, done, err := c.body.Next(c.in[c.r:c.w])
+	if err != nil {
+		c.badBody()
+		return false
+	}
+	trailers := done && len(c.body.Trailers()) > 0
+	if len(data) > 0 || done && !trailers {
+		n := len(data)
+		if x != nil {
+			n = x.RequestData(data, done && !trailers)
+		}
+		if c.closed {
+			return false
+		}
+		if n < len(data) {
+			c.body.Unread(len(data) - n)
+			c.r += used - (len(data) - n)
+			c.stalled = true
+			return false
+		}
+	}
+	c.r += used
+	if trailers {
+		c.trailing = true
+		return true
+	}
+	if done {
+		c.requestDone()
+	}
+	return true
+}
+
+func (c *h1server) requestDone() {
+	c.reqDone = true
+	c.state = stWait
+	if c.x == nil { // the response went first
+		c.next()
+	}
+}
+
+// badBody: the client broke the framing of its body.
+func (c *h1server) badBody() {
+	x := c.x
+	if x != nil && !x.Answered() {
+		c.x = nil
+		x.RequestGone(exchange.Protocol)
+		c.l.release(c.info.Pool, x)
+		c.refuse(400)
+		return
+	}
+	c.drop(true, exchange.Protocol)
+}
+
+// refuse answers a request that could not be read, and closes.
+func (c *h1server) refuse(status int) {
+	if c.out == nil {
+		c.out = c.l.getOut()
+	}
+	var h httpmsg.Head
+	h.Status = status
+	h.Fields = append(h.Fields, httpmsg.Field{Name: []byte("content-length"), Value: []byte("0")})
+	c.out = http1.AppendResponse(c.out, &h, http1.None, http1.ResponseOptions{Close: true, Minor: 1})
+	c.r, c.w = 0, 0
+	c.closing = true
+	c.mark()
+}
+
+// next makes ready for another request once both messages are complete.
+func (c *h1server) next() {
+	if c.last {
+		c.closing = true
+		c.mark()
+		return
+	}
+	c.state = stHead
+	c.headAt = 0
+	c.active = c.l.Now()
+	c.mark() // the flush pumps what was pipelined
+}
+
+// responseDone: the final response has been queued whole.
+func (c *h1server) responseDone() {
+	x := c.x
+	c.x = nil
+	if x != nil {
+		c.l.release(c.info.Pool, x)
+	}
+	if c.respF == http1.ToClose {
+		c.last = true
+	}
+	if c.reqDone {
+		c.next()
+	}
+	c.mark()
+}
+
+// WriteHead is exchange.Stream.
+func (c *h1server) WriteHead(h *httpmsg.Head, end bool) {
+	if c.closed {
+		return
+	}
+	if c.out == nil {
+		c.out = c.l.getOut()
+	}
+	if h.Status < 200 {
+		c.out = http1.AppendResponse(c.out, h, http1.None, http1.ResponseOptions{Minor: 1})
+		c.mark()
+		return
+	}
+	c.respF = http1.None
+	if !end {
+		c.respF = http1.ResponseFraming(h, c.isHead, c.minor)
+	}
+	if c.respF == http1.ToClose || !c.reqDone && end {
+		c.last = true
+	}
+	c.out = http1.AppendResponse(c.out, h, c.respF, http1.ResponseOptions{
+		Close: c.last, KeepAlive10: c.keep10 && !c.last, Head: c.isHead, Minor: 1,
+	})
+	if end {
+		c.responseDone()
+	}
+	c.mark()
+}
+
+// WriteData is exchange.Stream.
+func (c *h1server) WriteData(p []byte, end bool) int {
+	if c.closed {
+		return len(p)
+	}
+	n := min(len(p), max(0, outHigh-len(c.out)))
+	if n > 0 {
+		if c.out == nil {
+			c.out = c.l.getOut()
+		}
+		if c.respF == http1.Chunked {
+			c.out = http1.AppendChunk(c.out, p[:n])
+		} else {
+			c.out = append(c.out, p[:n]...)
+		}
+	}
+	if n < len(p) {
+		c.starved = true
+	} else if end {
+		if c.respF == http1.Chunked {
+			c.out = http1.AppendLast(c.out, nil)
+		}
+		c.responseDone()
+	}
+	c.mark()
+	return n
+}
+
+// WriteTrailers is exchange.Stream.
+func (c *h1server) WriteTrailers(f []httpmsg.Field) {
+	if c.closed {
+		return
+	}
+	if c.respF == http1.Chunked {
+		c.out = http1.AppendLast(c.out, f)
+	}
+	c.responseDone()
+}
+
+// Resume is exchange.Stream: refused body bytes are offered again at the flush.
+func (c *h1server) Resume() {
+	if c.stalled {
+		c.stalled = false
+		c.mark()
+	}
+}
+
+// Abort is exchange.Stream.
+func (c *h1server) Abort(code exchange.Code) {
+	if c.closed {
+		return
+	}
+	if x := c.x; x != nil {
+		c.x = nil
+		c.l.release(c.info.Pool, x)
+	}
+	if code == exchange.NoError { // answered before the request had ended: the rest is not read
+		c.closing, c.last = true, true
+		c.mark()
+		return
+	}
+	// A response under way cannot be completed: the client must see a cut, not an end.
+	c.drop(true, code)
+}
+
+// Flush is reactor.Flusher.
+func (c *h1server) Flush() {
+	c.dirty = false
+	if c.closed || c.wblk {
+		return
+	}
+	if len(c.out) > 0 || len(c.sealed) > 0 {
+		n, err := c.write(c.out)
+		if err != nil {
+			c.drop(true, exchange.Cancel)
+			return
+		}
+		c.out = c.out[:copy(c.out, c.out[n:])]
+		if c.wblk {
+			return
+		}
+	}
+	if c.starved && len(c.out) < outHigh/2 {
+		c.starved = false
+		if c.x != nil {
+			c.x.DownRoom()
+		}
+		if c.closed || len(c.out) > 0 {
+			return // marked again
+		}
+	}
+	if c.closing && c.x == nil {
+		c.end()
+		return
+	}
+	if c.r < c.w || c.trailing || c.readable() {
+		c.pump()
+		return
+	}
+	c.rest()
+}
+
+// rest gives the buffers of an idle connection back.
+func (c *h1server) rest() {
+	if c.r == c.w && c.in != nil && !c.trailing {
+		c.r, c.w = 0, 0
+		c.l.putIn(c.in)
+		c.in = nil
+	}
+	if len(c.out) == 0 && c.out != nil {
+		c.l.putOut(c.out)
+		c.out = nil
+	}
+}
+
+// end closes after the last response. Where the client may still be sending,
+// an immediate close would reset the connection and could destroy the
+// response on its way: stop sending, and read for a while (RFC 9112 9.6).
+func (c *h1server) end() {
+	if c.reqDone && c.r == c.w && c.state != stHead {
+		c.shutNow()
+		return
+	}
+	c.rest()
+	c.r, c.w = 0, 0
+	c.state = stLinger
+	if c.rec != nil {
+		c.shutNow()
+		return
+	}
+	_ = unix.Shutdown(c.fd, unix.SHUT_WR)
+	c.l.Disarm(&c.timer)
+	c.l.Arm(&c.timer, c, lingerTime)
+	if c.readable() {
+		c.pump()
+	}
+}
+
+func (c *h1server) linger() bool {
+	n, err := c.read(c.l.Scratch[:])
+	if err == errAgain {
+		return false
+	}
+	if err == errYield {
+		c.yield()
+		return false
+	}
+	c.lingered += n
+	if err != nil || c.lingered > lingerBytes {
+		c.shutNow()
+		return false
+	}
+	return true
+}
+
+func (c *h1server) shutNow() { c.close(false) }
+
+// drop ends the connection and what is under way on it.
+func (c *h1server) drop(abort bool, code exchange.Code) {
+	if x := c.x; x != nil {
+		c.x = nil
+		x.RequestGone(code)
+		c.l.release(c.info.Pool, x)
+	}
+	c.close(abort)
+}
+
+func (c *h1server) close(abort bool) {
+	if c.closed {
+		return
+	}
+	c.shut(abort)
+	if c.in != nil {
+		c.l.putIn(c.in)
+		c.in = nil
+	}
+	c.l.putOut(c.out)
+	c.out = nil
+	if c.info.OnClose != nil {
+		c.info.OnClose(c.info)
+	}
+}

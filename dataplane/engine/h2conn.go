@@ -1,0 +1,617 @@
+package engine
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"aether/dataplane/exchange"
+	"aether/dataplane/http2"
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/reactor"
+	"aether/mtls/record"
+)
+
+// h2conn drives an HTTP/2 connection: a client's (captured h2c, the hop at
+// the destination) or one of our own (the hop at the source, an h2c application).
+type h2conn struct {
+	transport
+	h2    *http2.Conn
+	left  []byte // a frame's first part, nil when none
+	unfed bool   // left came with the connection and was never fed
+	info  *ConnInfo
+	hop   *Hop // the source's hop session
+
+	client     bool
+	connecting bool
+	goaway     bool  // takes no new requests
+	retireAt   int64 // hop: when that becomes so by age
+	closing    bool  // close once out is empty and no stream is left
+	reaping    bool
+	pumping    bool
+}
+
+// h2stream is one stream's adapter between http2 and exchange.
+type h2stream struct {
+	c        *h2conn
+	s        *http2.Stream
+	x        *exchange.Exchange
+	pend     []byte // received data that the exchange refused
+	trailers []httpmsg.Field
+	pendEnd  bool
+	pendTr   bool // trailers follow pend
+	remote   bool // the peer's side has ended
+	local    bool // ours has
+	dead     bool
+}
+
+func (l *Loop) getStream() *h2stream {
+	if n := len(l.streams); n > 0 {
+		s := l.streams[n-1]
+		l.streams = l.streams[:n-1]
+		return s
+	}
+	return &h2stream{}
+}
+
+// ServeHTTP2 serves HTTP/2 on fd, which it owns from now on. first are bytes already read from it.
+func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte) error {
+	c := &h2conn{info: info}
+	c.h2 = http2.New(http2.Config{Server: true}, c)
+	if err := c.open(l, info.Pod, fd, rec, c); err != nil {
+		return err
+	}
+	c.start(first)
+	return nil
+}
+
+// AdoptHTTP2 is ServeHTTP2 for an fd that this loop has registered for another source.
+func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
+	c := &h2conn{info: info}
+	c.h2 = http2.New(http2.Config{Server: true}, c)
+	c.l, c.pod, c.fd, c.active = l, info.Pod, fd, l.Now()
+	c.pod.conns.Add(1)
+	l.Replace(fd, c)
+	c.ready = readable
+	c.start(first)
+}
+
+func (c *h2conn) start(first []byte) {
+	c.arm()
+	if len(first) > 0 {
+		c.left = append(c.l.getOut(), first...)
+		c.unfed = true
+	}
+	c.mark()
+}
+
+// dialH2 starts an h2c connection to an application.
+func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort) (*h2conn, error) {
+	c := &h2conn{client: true}
+	if err := startConnect(fd, addr); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	c.h2 = http2.New(http2.Config{}, c)
+	if err := c.open(l, pod, fd, nil, c); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	c.connecting, c.wblk = true, true
+	l.Arm(&c.timer, c, connectTime)
+	c.mark()
+	return c, nil
+}
+
+// newHopConn puts a hop session whose handshake is done on the loop.
+func (l *Loop) newHopConn(pod *Pod, fd int, rec record.Conn, hop *Hop) (*h2conn, error) {
+	c := &h2conn{client: true, hop: hop}
+	c.h2 = http2.New(http2.Config{}, c)
+	if err := c.open(l, pod, fd, rec, c); err != nil {
+		return nil, err
+	}
+	c.ready = true
+	c.arm()
+	c.mark()
+	return c, nil
+}
+
+func (c *h2conn) arm() {
+	d := idleDown
+	if c.client {
+		d = idleHop
+	}
+	c.l.Arm(&c.timer, c, d)
+}
+
+// Event is reactor.Source.
+func (c *h2conn) Event(ev uint32) {
+	if c.connecting {
+		if ev&(reactor.Writable|reactor.Error|reactor.Hangup) == 0 {
+			return
+		}
+		if err := c.connectError(); err != nil {
+			c.end(exchange.Connect)
+			return
+		}
+		c.connecting, c.wblk = false, false
+		c.l.Disarm(&c.timer)
+		c.arm()
+		c.mark()
+	}
+	if ev&reactor.Writable != 0 && c.wblk {
+		c.wblk = false
+		c.mark()
+	}
+	if ev&^reactor.Writable != 0 {
+		c.ready = true
+		c.pump()
+	}
+}
+
+// Fail is reactor.Source, Flusher and Task.
+func (c *h2conn) Fail(error) { c.end(exchange.Closed) }
+
+// Run is reactor.Task.
+func (c *h2conn) Run() {
+	if c.closed {
+		return
+	}
+	if c.later {
+		c.later = false
+		c.pump()
+		return
+	}
+	now := c.l.Now()
+	limit := idleDown
+	if c.client {
+		limit = idleHop
+	}
+	busy := c.h2.Streams() > 0
+	if busy {
+		limit = idleStream
+	}
+	switch {
+	case c.connecting:
+		c.end(exchange.Connect)
+	case now-c.active < limit:
+		c.l.Arm(&c.timer, c, limit-(now-c.active))
+	case busy:
+		c.end(exchange.Timeout)
+	default:
+		c.h2.Shutdown(http2.NoError)
+		c.goaway, c.closing = true, true
+		c.mark()
+	}
+}
+
+func (c *h2conn) mark() {
+	if !c.dirty && !c.closed {
+		c.dirty = true
+		c.l.Dirty(c)
+	}
+}
+
+func (c *h2conn) wantReap() {
+	if !c.reaping {
+		c.reaping = true
+		c.l.reapH2 = append(c.l.reapH2, c)
+		c.l.wantReap()
+	}
+}
+
+func (c *h2conn) pump() {
+	if c.pumping || c.connecting {
+		return
+	}
+	c.pumping = true
+	defer func() { c.pumping = false }()
+	buf := c.l.Scratch[:]
+	for !c.closed {
+		k := copy(buf, c.left)
+		n, err := c.read(buf[k:])
+		switch err {
+		case nil:
+		case errAgain:
+			return
+		case errYield:
+			if !c.later {
+				c.later = true
+				c.l.Later(c)
+			}
+			return
+		default:
+			c.end(exchange.Closed)
+			return
+		}
+		c.unfed = false
+		if !c.feed(buf[:k+n]) {
+			return
+		}
+	}
+}
+
+// feed parses b and keeps what is not a whole frame yet.
+func (c *h2conn) feed(b []byte) bool {
+	n, err := c.h2.Feed(b)
+	c.wantReap()
+	c.mark()
+	if c.closed {
+		return false
+	}
+	if err != nil { // GOAWAY is queued; streams end with the connection
+		c.flushOut()
+		c.end(exchange.Protocol)
+		return false
+	}
+	if n == len(b) {
+		if c.left != nil {
+			c.l.putOut(c.left)
+			c.left = nil
+		}
+		return true
+	}
+	if c.left == nil {
+		c.left = c.l.getOut()
+	}
+	c.left = append(c.left[:0], b[n:]...)
+	return true
+}
+
+// end closes the connection; its streams' exchanges are told.
+func (c *h2conn) end(code exchange.Code) {
+	if c.closed {
+		return
+	}
+	if code == exchange.Connect {
+		c.h2.Abort(http2.RefusedStream)
+	} else {
+		c.h2.Abort(http2.Cancel)
+	}
+	c.shut(false)
+	if c.left != nil {
+		c.l.putOut(c.left)
+		c.left = nil
+	}
+	c.wantReap()
+	if c.hop != nil {
+		c.hop.lost(c)
+	}
+	if c.info != nil && c.info.OnClose != nil {
+		c.info.OnClose(c.info)
+	}
+}
+
+func (c *h2conn) flushOut() {
+	for !c.wblk && !c.closed {
+		out := c.h2.Out()
+		if len(out) == 0 && len(c.sealed) == 0 {
+			return
+		}
+		n, err := c.write(out)
+		if n > 0 {
+			c.h2.Sent(n)
+		}
+		if err != nil {
+			c.end(exchange.Closed)
+			return
+		}
+	}
+}
+
+// Flush is reactor.Flusher.
+func (c *h2conn) Flush() {
+	c.dirty = false
+	if c.closed {
+		return
+	}
+	if c.unfed {
+		c.unfed = false
+		if !c.feed(c.l.Scratch[:copy(c.l.Scratch[:], c.left)]) {
+			return
+		}
+	}
+	if c.readable() {
+		c.pump()
+	}
+	if c.closed {
+		return
+	}
+	c.flushOut()
+	if c.closed || c.wblk {
+		return
+	}
+	if c.h2.Streams() == 0 {
+		c.h2.Idle()
+		if c.closing || c.goaway && c.client {
+			c.end(exchange.NoError)
+		}
+	}
+}
+
+// request opens a stream for x; Available was > 0.
+func (c *h2conn) request(x *exchange.Exchange) {
+	s, err := c.h2.Open()
+	if err != nil {
+		x.ResponseGone(exchange.Refused)
+		return
+	}
+	st := c.l.getStream()
+	st.c, st.s, st.x = c, s, x
+	s.User = st
+	x.Forward(st)
+}
+
+// OnHead is http2.Handler.
+func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
+	if c.client {
+		st, _ := s.User.(*h2stream)
+		if st == nil || st.dead {
+			return
+		}
+		st.remote = end
+		x := st.x
+		x.ResponseHead(h, end)
+		st.settle()
+		return
+	}
+	st := c.l.getStream()
+	st.c, st.s, st.remote = c, s, end
+	s.User = st
+	st.x = c.info.Pool.Begin(st, h, end, c.info, c.l.Now())
+	st.x.Ask()
+}
+
+// OnData is http2.Handler.
+func (c *h2conn) OnData(s *http2.Stream, p []byte, end bool) {
+	st, _ := s.User.(*h2stream)
+	if st == nil || st.dead {
+		s.Credit(len(p))
+		return
+	}
+	if len(st.pend) > 0 { // bounded by the window we gave
+		st.pend = append(st.pend, p...)
+		st.pendEnd = end
+		return
+	}
+	n := st.offer(p, end)
+	if st.dead {
+		return
+	}
+	if n < len(p) {
+		st.pend = append(st.pend[:0], p[n:]...)
+		st.pendEnd = end
+		return
+	}
+	if end {
+		st.remote = true
+		st.settle()
+	}
+}
+
+// offer gives data to the exchange and credits what was taken.
+func (st *h2stream) offer(p []byte, end bool) int {
+	var n int
+	if st.c.client {
+		n = st.x.ResponseData(p, end)
+	} else {
+		n = st.x.RequestData(p, end)
+	}
+	if !st.dead && n > 0 {
+		st.s.Credit(n)
+		st.c.mark()
+	}
+	return n
+}
+
+// OnTrailers is http2.Handler.
+func (c *h2conn) OnTrailers(s *http2.Stream, f []httpmsg.Field) {
+	st, _ := s.User.(*h2stream)
+	if st == nil || st.dead {
+		return
+	}
+	if len(st.pend) > 0 || !st.offerTrailers(f) {
+		st.pendTr = true // f dies with this call
+		st.trailers = st.trailers[:0]
+		for _, t := range f {
+			st.trailers = append(st.trailers, httpmsg.Field{Name: append([]byte(nil), t.Name...), Value: append([]byte(nil), t.Value...)})
+		}
+		return
+	}
+	if !st.dead {
+		st.remote = true
+		st.settle()
+	}
+}
+
+func (st *h2stream) offerTrailers(f []httpmsg.Field) bool {
+	if st.c.client {
+		st.x.ResponseTrailers(f)
+		return true
+	}
+	return st.x.RequestTrailers(f)
+}
+
+// OnReset is http2.Handler.
+func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
+	st, _ := s.User.(*h2stream)
+	if st == nil || st.dead {
+		return
+	}
+	x := st.x
+	st.release()
+	if c.client {
+		x.ResponseGone(fromH2(code, c.connecting))
+		return
+	}
+	x.RequestGone(exchange.Cancel)
+	c.l.release(c.info.Pool, x)
+}
+
+// OnWritable is http2.Handler.
+func (c *h2conn) OnWritable(s *http2.Stream) {
+	st, _ := s.User.(*h2stream)
+	if st == nil || st.dead {
+		return
+	}
+	if c.client {
+		st.x.UpRoom()
+	} else {
+		st.x.DownRoom()
+	}
+}
+
+// OnGoAway is http2.Handler.
+func (c *h2conn) OnGoAway(uint32, http2.Code) {
+	c.goaway = true
+	if c.hop != nil {
+		c.hop.retire(c)
+	}
+	c.mark()
+}
+
+func fromH2(code http2.Code, connecting bool) exchange.Code {
+	switch {
+	case connecting:
+		return exchange.Connect
+	case code == http2.RefusedStream:
+		return exchange.Refused
+	case code == http2.NoError:
+		return exchange.Closed
+	case code == http2.Cancel:
+		return exchange.Closed
+	case code == http2.EnhanceYourCalm:
+		return exchange.TooLarge
+	default:
+		return exchange.Protocol
+	}
+}
+
+func toH2(code exchange.Code, client bool) http2.Code {
+	switch code {
+	case exchange.NoError:
+		if client {
+			return http2.Cancel
+		}
+		return http2.NoError
+	case exchange.Cancel, exchange.Timeout:
+		return http2.Cancel
+	case exchange.Refused:
+		return http2.RefusedStream
+	case exchange.Protocol:
+		return http2.ProtocolError
+	default:
+		return http2.InternalError
+	}
+}
+
+// settle ends the adapter once both directions have ended.
+func (st *h2stream) settle() {
+	if st.dead || !st.remote || !st.local {
+		return
+	}
+	st.finish()
+}
+
+// finish ends the adapter; a server's exchange is over by now.
+func (st *h2stream) finish() {
+	x := st.x
+	c := st.c
+	st.release()
+	if !c.client && x != nil {
+		c.l.release(c.info.Pool, x)
+	}
+	if c.hop != nil && len(c.hop.waiters) > 0 {
+		c.hop.wake()
+	}
+}
+
+// release detaches the adapter from its stream.
+func (st *h2stream) release() {
+	st.dead = true
+	st.x = nil
+	st.s.User = nil
+	st.c.l.deadSt = append(st.c.l.deadSt, st)
+	st.c.l.wantReap()
+}
+
+// WriteHead is exchange.Stream.
+func (st *h2stream) WriteHead(h *httpmsg.Head, end bool) {
+	if st.dead {
+		return
+	}
+	st.s.WriteHead(h, end)
+	st.ended(end)
+}
+
+// WriteData is exchange.Stream.
+func (st *h2stream) WriteData(p []byte, end bool) int {
+	if st.dead {
+		return len(p)
+	}
+	n := st.s.WriteData(p, end)
+	st.ended(end && n == len(p))
+	return n
+}
+
+// WriteTrailers is exchange.Stream.
+func (st *h2stream) WriteTrailers(f []httpmsg.Field) {
+	if st.dead {
+		return
+	}
+	st.s.WriteTrailers(f)
+	st.ended(true)
+}
+
+func (st *h2stream) ended(end bool) {
+	st.c.mark()
+	st.c.active = st.c.l.Now()
+	if !end {
+		return
+	}
+	st.local = true
+	if !st.c.client && st.remote {
+		st.finish()
+	}
+}
+
+// Resume is exchange.Stream.
+func (st *h2stream) Resume() {
+	if st.dead {
+		return
+	}
+	if len(st.pend) > 0 {
+		n := st.offer(st.pend, st.pendEnd)
+		if st.dead {
+			return
+		}
+		st.pend = st.pend[:copy(st.pend, st.pend[n:])]
+		if len(st.pend) > 0 {
+			return
+		}
+		if st.pendEnd {
+			st.remote = true
+			st.settle()
+			return
+		}
+	}
+	if st.pendTr {
+		if !st.offerTrailers(st.trailers) || st.dead {
+			return
+		}
+		st.pendTr = false
+		st.remote = true
+		st.settle()
+	}
+}
+
+// Abort is exchange.Stream.
+func (st *h2stream) Abort(code exchange.Code) {
+	if st.dead {
+		return
+	}
+	st.s.Reset(toH2(code, st.c.client))
+	st.c.mark()
+	st.c.wantReap()
+	st.finish()
+}

@@ -1,0 +1,251 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"aether/dataplane/reactor"
+	"aether/mtls/record"
+)
+
+var (
+	errAgain   = errors.New("engine: would block")
+	errYield   = errors.New("engine: the pod's share of this iteration is spent")
+	errPodGone = errors.New("engine: the pod was removed")
+	errIdle    = errors.New("engine: idle limit")
+	errHead    = errors.New("engine: the head took too long")
+	errStall   = errors.New("engine: no byte moved within the stream's idle limit")
+	errDial    = errors.New("engine: not connected in time")
+)
+
+// transport is the socket under a connection: plain, or TLS records over memory.
+type transport struct {
+	l      *Loop
+	pod    *Pod
+	fd     int
+	rec    record.Conn // nil: plain
+	more   bool        // rec may hold plaintext that was not read yet
+	ready  bool        // an edge said readable and no read has drained it since
+	eof    bool
+	wblk   bool // the socket took less than offered: wait for its edge
+	dirty  bool // queued for the flush
+	later  bool // queued for the next iteration
+	closed bool
+	sealed []byte // records waiting for the socket
+	timer  reactor.Timer
+	active int64 // time of the last byte either way
+}
+
+func (t *transport) owner() *Pod { return t.pod }
+
+// open registers the socket. Its source is src.
+func (t *transport) open(l *Loop, pod *Pod, fd int, rec record.Conn, src reactor.Source) error {
+	t.l, t.pod, t.fd, t.rec = l, pod, fd, rec
+	t.more = rec != nil
+	t.active = l.Now()
+	if err := l.Register(fd, src, reactor.Stream); err != nil {
+		return err
+	}
+	pod.conns.Add(1)
+	return nil
+}
+
+// shut closes the socket. abort: with a reset instead of an orderly end.
+func (t *transport) shut(abort bool) {
+	if t.closed {
+		return
+	}
+	t.closed = true
+	t.l.Disarm(&t.timer)
+	t.l.Forget(t.fd)
+	if abort {
+		_ = unix.SetsockoptLinger(t.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	} else if t.rec != nil && !t.wblk {
+		// The peer can tell an end from a cut; if the socket is full it cannot be told.
+		if b := t.rec.CloseNotify(t.sealed[:0]); len(b) > 0 {
+			_, _ = sysWrite(t.fd, b)
+		}
+	}
+	unix.Close(t.fd)
+	t.l.putOut(t.sealed)
+	t.sealed = nil
+	t.pod.conns.Add(-1)
+}
+
+// read gets plaintext into p. errAgain: nothing now. io.EOF: an orderly end.
+func (t *transport) read(p []byte) (int, error) {
+	for {
+		if t.rec == nil {
+			if !t.ready {
+				return 0, errAgain
+			}
+			if t.pod.spentUp(t.l) {
+				return 0, errYield
+			}
+			n, e := sysRead(t.fd, p)
+			switch {
+			case e == unix.EAGAIN:
+				t.ready = false
+				return 0, errAgain
+			case e == unix.EINTR:
+				continue
+			case e != 0:
+				t.eof = true
+				return 0, e
+			case n == 0:
+				t.eof = true
+				return 0, io.EOF
+			}
+			t.ready = n == len(p) // a short read drained the socket (edge-triggered)
+			t.took(n)
+			return n, nil
+		}
+		if t.more {
+			n, err := t.rec.Read(p)
+			if err == nil {
+				if n > 0 {
+					return n, nil
+				}
+				continue
+			}
+			if !errors.Is(err, record.ErrMore) {
+				t.eof = true
+				return 0, err
+			}
+			t.more = false
+		}
+		if !t.ready {
+			return 0, errAgain
+		}
+		if t.pod.spentUp(t.l) {
+			return 0, errYield
+		}
+		buf := t.l.Scratch2[:]
+		n, e := sysRead(t.fd, buf)
+		switch {
+		case e == unix.EAGAIN:
+			t.ready = false
+			return 0, errAgain
+		case e == unix.EINTR:
+			continue
+		case e != 0:
+			t.eof = true
+			return 0, e
+		case n == 0:
+			t.eof = true
+			return 0, io.ErrUnexpectedEOF // no close_notify: a cut, never an orderly end
+		}
+		t.ready = n == len(buf)
+		t.took(n)
+		t.rec.Feed(buf[:n]) // borrowed: read on until ErrMore, or hold
+		t.more = true
+	}
+}
+
+func (t *transport) took(n int) {
+	t.active = t.l.Now()
+	t.pod.take(t.l, n)
+}
+
+// hold makes the records that were fed but not read survive the loop's scratch buffer.
+func (t *transport) hold() {
+	if t.more && t.rec != nil {
+		t.rec.Feed(nil)
+	}
+}
+
+// readable reports whether read may give something without a new edge.
+func (t *transport) readable() bool { return t.ready || t.more }
+
+// write sends what it can of p and returns how much of p needs no keeping
+// any more: for TLS all that was sealed, sent or not. t.wblk tells that the socket is full.
+func (t *transport) write(p []byte) (int, error) {
+	if t.rec == nil {
+		if len(p) == 0 {
+			return 0, nil
+		}
+		n, e := sysWrite(t.fd, p)
+		switch {
+		case e == unix.EAGAIN || e == unix.EINTR:
+			n = 0
+		case e != 0:
+			return 0, e
+		}
+		if n > 0 {
+			t.active = t.l.Now()
+		}
+		t.wblk = n < len(p)
+		return n, nil
+	}
+	took := 0
+	for {
+		if len(t.sealed) == 0 {
+			part := p[took:min(len(p), took+sealMax)]
+			if len(part) == 0 && !t.rec.Pending() {
+				break
+			}
+			if t.sealed == nil {
+				t.sealed = t.l.getOut()
+			}
+			if len(part) == 0 {
+				t.sealed = t.rec.Take(t.sealed)
+			} else {
+				b, err := t.rec.Seal(t.sealed, part)
+				if err != nil {
+					return took, fmt.Errorf("engine: seal: %w", err)
+				}
+				t.sealed = b
+				took += len(part)
+			}
+		}
+		n, e := sysWrite(t.fd, t.sealed)
+		switch {
+		case e == unix.EAGAIN || e == unix.EINTR:
+			n = 0
+		case e != 0:
+			return took, e
+		}
+		if n > 0 {
+			t.active = t.l.Now()
+		}
+		if n < len(t.sealed) {
+			t.sealed = t.sealed[:copy(t.sealed, t.sealed[n:])]
+			t.wblk = true
+			return took, nil
+		}
+		t.sealed = t.sealed[:0]
+	}
+	if t.sealed != nil {
+		t.l.putOut(t.sealed)
+		t.sealed = nil
+	}
+	return took, nil
+}
+
+// connectError is what became of a non-blocking connect.
+func (t *transport) connectError() error {
+	v, err := unix.GetsockoptInt(t.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err != nil {
+		return err
+	}
+	if v != 0 {
+		return syscall.Errno(v)
+	}
+	return nil
+}
+
+// Raw: neither call ever blocks, so the scheduler need not know of it.
+func sysRead(fd int, p []byte) (int, syscall.Errno) {
+	n, _, e := syscall.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+	return int(n), e
+}
+
+func sysWrite(fd int, p []byte) (int, syscall.Errno) {
+	n, _, e := syscall.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+	return int(n), e
+}

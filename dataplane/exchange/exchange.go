@@ -1,0 +1,461 @@
+// Package exchange joins one HTTP request to its response: a state machine
+// between the stream the request came on (down) and the stream that answers it
+// (up), whatever HTTP versions the two speak.
+//
+//   - Pure: events in as method calls, commands out through Stream; no I/O,
+//     goroutine or clock.
+//   - It buffers no body. What the other side cannot take stays where it came
+//     from: a data event returns how much was taken, and Resume asks for the rest.
+//   - The request's head is copied once and kept until the end, so a request may
+//     wait (park) or be sent again while nothing of its body has gone.
+//   - Done is called exactly once, last, on every path.
+//
+// It knows no socket, no route and no policy: the Service decides.
+package exchange
+
+import (
+	"strconv"
+
+	"aether/dataplane/httpmsg"
+)
+
+// Code says why a stream ends early.
+type Code uint8
+
+// The codes; a codec maps them to its own (RFC 9113 7).
+const (
+	NoError  Code = iota // all that was wanted has been had
+	Cancel               // nobody waits for it any more
+	Refused              // the peer processed nothing of it (REFUSED_STREAM, GOAWAY)
+	Connect              // no connection could be made
+	Closed               // the connection ended
+	Protocol             // the peer broke the protocol
+	Internal             // our own fault
+	Timeout              // a limit of time was met
+	TooLarge             // a limit of size was met
+	Stale                // a reused connection ended before any byte of the answer
+	codeCount
+)
+
+var codeNames = [codeCount]string{"no-error", "cancel", "refused", "connect", "closed", "protocol", "internal", "timeout", "too-large", "stale"}
+
+func (c Code) String() string {
+	if c < codeCount {
+		return codeNames[c]
+	}
+	return "code-" + strconv.Itoa(int(c))
+}
+
+// Stream is one end of an exchange as the exchange commands it; a codec's
+// connection stands behind it. No method calls back into the exchange before
+// it returns, but Abort and the ends of messages may end the stream's life: the
+// exchange forgets a stream once both directions have ended or it was aborted.
+type Stream interface {
+	// WriteHead queues a head; end: no body follows. An interim (1xx) head never ends.
+	WriteHead(h *httpmsg.Head, end bool)
+	// WriteData queues as much of p as there is room for, and says how much that
+	// was; end counts only once all of p was taken. After a short count the
+	// stream calls the exchange's room event later.
+	WriteData(p []byte, end bool) int
+	// WriteTrailers ends the message with trailers (which may be dropped where
+	// the client's protocol has none).
+	WriteTrailers(f []httpmsg.Field)
+	// Resume: data that was refused can be offered again now.
+	Resume()
+	// Abort ends what is left of the stream in both directions.
+	Abort(c Code)
+}
+
+// Service decides what becomes of requests. All methods run where the
+// exchange runs.
+type Service interface {
+	// Request is called with each request, its head in x.Req. Now or later
+	// (until then the request is parked) it calls exactly one of x.Forward,
+	// x.Reply or x.Abort.
+	Request(x *Exchange)
+	// Response may change the final response's head before it goes down.
+	Response(x *Exchange, h *httpmsg.Head)
+	// Failed: the upstream ended before a final response head. The service may
+	// call x.Forward again where x.Replayable, or x.Reply; if it calls neither,
+	// the exchange answers 503.
+	Failed(x *Exchange, c Code)
+	// Done: the exchange is over; x is reused after return.
+	Done(x *Exchange)
+}
+
+// Side tells who ended an exchange first.
+type Side uint8
+
+// The sides.
+const (
+	Nobody Side = iota // ended by both messages being complete
+	Client
+	Server
+	Proxy
+)
+
+func (s Side) String() string { return [...]string{"complete", "client", "server", "proxy"}[s] }
+
+// Exchange is one request with its response. Fields in the first group are
+// for the Service to read.
+type Exchange struct {
+	Req      httpmsg.Head // own copy of the request's head; the service may change it before Forward
+	Status   int          // final status, 0 until known
+	Attempts int          // upstreams tried
+	ReqBytes int64        // body bytes of the request that went up
+	ResBytes int64        // body bytes of the response that went down
+	Ended    Side         // who ended it early
+	Code     Code         // why, when Ended is not Nobody
+	Cause    error        // what went wrong with the last upstream, for the record; may be nil
+	Local    bool         // the response was ours
+	Start    int64        // set by the driver, in its clock
+
+	// Gen changes whenever the exchange is begun anew: who keeps a pointer across
+	// iterations (a dial in flight) compares it.
+	Gen uint32
+
+	// User belongs to the service and survives reuse, so that it can keep a
+	// pooled object there.
+	User any
+	// Conn belongs to the driver: what is known of the connection.
+	Conn any
+
+	svc   Service
+	down  Stream
+	up    Stream
+	arena []byte
+
+	reqEnd   bool // the request has been received whole
+	upEnd    bool // and has gone up whole
+	interim  bool // HTTP/1.1 or later: 1xx may go down
+	head     bool // HEAD
+	answered bool // final response head has gone down
+	resEnd   bool // response has gone down whole
+	over     bool
+	asked    bool // Service.Request has been called
+	inFailed bool
+	handled  bool // the service answered within Failed
+	failing  bool
+	reqStall bool // request data was refused
+	resStall bool // response data was refused
+}
+
+// Pool hands out exchanges of one service on one loop. Not safe for concurrent use.
+type Pool struct {
+	Service Service
+	free    []*Exchange
+}
+
+const poolMax = 1024
+
+// Begin starts an exchange for the request head h that arrived on down; end:
+// it has no body. conn is kept in Conn, now in Start. The service is asked at once.
+func (p *Pool) Begin(down Stream, h *httpmsg.Head, end bool, conn any, now int64) *Exchange {
+	var x *Exchange
+	if n := len(p.free); n > 0 {
+		x = p.free[n-1]
+		p.free = p.free[:n-1]
+	} else {
+		x = &Exchange{}
+	}
+	x.Gen++
+	x.svc, x.down, x.Conn, x.Start = p.Service, down, conn, now
+	x.arena = h.CloneInto(&x.Req, x.arena[:0])
+	x.reqEnd = end
+	x.interim = h.Minor > 0
+	x.head = string(h.Method) == "HEAD"
+	return x
+}
+
+// Ask calls the service's Request. The driver calls it once, after it has
+// stored the exchange where the answer's commands find it.
+func (x *Exchange) Ask() {
+	x.asked = true
+	x.svc.Request(x)
+}
+
+// Release gives an exchange back. The driver calls it once no queue can hold it.
+func (p *Pool) Release(x *Exchange) {
+	if len(p.free) >= poolMax {
+		return
+	}
+	req, arena, user, gen := x.Req, x.arena, x.User, x.Gen
+	if cap(arena) > 16<<10 {
+		arena = nil
+	}
+	*x = Exchange{arena: arena, User: user, Gen: gen + 1}
+	req.Reset()
+	x.Req = req
+	p.free = append(p.free, x)
+}
+
+// Over reports whether Done has been called.
+func (x *Exchange) Over() bool { return x.over }
+
+// Head reports whether the request is HEAD.
+func (x *Exchange) Head() bool { return x.head }
+
+// Answered reports whether the final response's head has gone down.
+func (x *Exchange) Answered() bool { return x.answered }
+
+// Forwarded reports whether an upstream is attached.
+func (x *Exchange) Forwarded() bool { return x.up != nil }
+
+// Replayable reports whether the request can be sent once more: no answer has
+// begun and nothing of a body has been taken from the client.
+func (x *Exchange) Replayable() bool { return !x.answered && !x.over && x.ReqBytes == 0 }
+
+// Idempotent reports whether the request's method may be sent twice without
+// being done twice (contract 5.7).
+func (x *Exchange) Idempotent() bool {
+	switch string(x.Req.Method) {
+	case "GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE":
+		return true
+	}
+	return false
+}
+
+// Keep copies b into memory that lives as long as the exchange.
+func (x *Exchange) Keep(b []byte) []byte {
+	if cap(x.arena)-len(x.arena) < len(b) {
+		x.arena = make([]byte, 0, max(1024, len(b))) // what was kept before stays in the old array
+	}
+	o := len(x.arena)
+	x.arena = append(x.arena, b...)
+	return x.arena[o:len(x.arena):len(x.arena)]
+}
+
+// Forward sends the request to up. Called by the service.
+func (x *Exchange) Forward(up Stream) {
+	if x.over {
+		up.Abort(Cancel)
+		return
+	}
+	x.handled = true
+	x.up = up
+	x.Attempts++
+	x.upEnd = x.reqEnd && x.bodyless()
+	up.WriteHead(&x.Req, x.upEnd)
+	if !x.upEnd && x.up == up {
+		x.reqStall = false
+		x.down.Resume() // the body waited, if there is one
+	}
+}
+
+// bodyless: nothing of a body is to be expected from down.
+func (x *Exchange) bodyless() bool { return x.Req.Length == 0 }
+
+// Park says, from Failed, that Forward or Reply will be called later.
+func (x *Exchange) Park() { x.handled = true }
+
+// Reply answers the request without an upstream. fields and body may alias
+// anything: they are encoded before Reply returns, except that body beyond the
+// stream's room is kept by a copy. Called by the service.
+func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
+	x.handled = true
+	if x.over || x.answered {
+		return
+	}
+	if up := x.up; up != nil {
+		x.up = nil
+		up.Abort(Cancel)
+	}
+	x.Local = true
+	x.Status = h.Status
+	x.answered = true
+	h.Length = int64(len(body))
+	var t [20]byte
+	h.Set(contentLength, strconv.AppendInt(t[:0], h.Length, 10))
+	if x.head {
+		h.Length, body = 0, nil
+	}
+	x.down.WriteHead(h, len(body) == 0)
+	if x.over {
+		return
+	}
+	if len(body) > 0 {
+		// Local bodies are small (refusals); a stream has room for one or is stuck for good.
+		if n := x.down.WriteData(body, true); n < len(body) {
+			x.finish(Proxy, TooLarge, true)
+			return
+		}
+		x.ResBytes = int64(len(body))
+	}
+	x.resEnd = true
+	x.finish(Nobody, NoError, !x.reqEnd)
+}
+
+var contentLength = []byte("content-length")
+
+// Abort ends the exchange in both directions. Called by the service or the driver.
+func (x *Exchange) Abort(c Code) {
+	if !x.over {
+		x.handled = true
+		x.finish(Proxy, c, true)
+	}
+}
+
+// finish ends the exchange; cut: the down stream is not at a clean end.
+func (x *Exchange) finish(who Side, c Code, cut bool) {
+	if x.over {
+		return
+	}
+	x.over = true
+	x.Ended, x.Code = who, c
+	up, down := x.up, x.down
+	x.up, x.down = nil, nil
+	if up != nil && !(x.upEnd && x.resEnd) {
+		if c == NoError {
+			up.Abort(NoError)
+		} else {
+			up.Abort(Cancel)
+		}
+	}
+	if cut && down != nil && who != Client {
+		down.Abort(c)
+	}
+	x.svc.Done(x)
+}
+
+// RequestData is an event: body bytes arrived from down. It returns how many
+// were taken; the rest is offered again after Resume. end: p is the last.
+func (x *Exchange) RequestData(p []byte, end bool) int {
+	if x.over {
+		return len(p)
+	}
+	if x.up == nil {
+		x.reqStall = true
+		return 0
+	}
+	n := x.up.WriteData(p, end)
+	x.ReqBytes += int64(n)
+	if n < len(p) {
+		x.reqStall = true
+		return n
+	}
+	if end {
+		x.reqEnd, x.upEnd = true, true
+		x.maybeDone()
+	}
+	return n
+}
+
+// RequestTrailers is an event: the request's body ended with trailers. It
+// reports whether they were taken; if not they are offered again after Resume.
+func (x *Exchange) RequestTrailers(f []httpmsg.Field) bool {
+	if x.over {
+		return true
+	}
+	if x.up == nil {
+		x.reqStall = true
+		return false
+	}
+	x.reqEnd, x.upEnd = true, true
+	x.up.WriteTrailers(f)
+	x.maybeDone()
+	return true
+}
+
+// RequestGone is an event: down ended before its request or response was
+// complete. The stream behind down is gone already.
+func (x *Exchange) RequestGone(c Code) {
+	x.down = nil
+	x.finish(Client, c, false)
+}
+
+// ResponseHead is an event: a head arrived from up. end: it has no body.
+func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
+	if x.over {
+		return
+	}
+	if h.Status < 200 {
+		if x.interim && h.Status != 101 {
+			x.down.WriteHead(h, false)
+		}
+		return
+	}
+	x.Status = h.Status
+	x.svc.Response(x, h)
+	if x.over {
+		return
+	}
+	x.answered = true
+	x.down.WriteHead(h, end)
+	if end && !x.over {
+		x.resEnd = true
+		x.maybeDone()
+	}
+}
+
+// ResponseData is the counterpart of RequestData.
+func (x *Exchange) ResponseData(p []byte, end bool) int {
+	if x.over {
+		return len(p)
+	}
+	n := x.down.WriteData(p, end)
+	x.ResBytes += int64(n)
+	if n < len(p) {
+		x.resStall = true
+		return n
+	}
+	if end {
+		x.resEnd = true
+		x.maybeDone()
+	}
+	return n
+}
+
+// ResponseTrailers ends the response with trailers.
+func (x *Exchange) ResponseTrailers(f []httpmsg.Field) {
+	if x.over {
+		return
+	}
+	x.resEnd = true
+	x.down.WriteTrailers(f)
+	x.maybeDone()
+}
+
+// maybeDone: once the response is whole nothing more is wanted of the request.
+func (x *Exchange) maybeDone() {
+	if x.resEnd {
+		x.finish(Nobody, NoError, !x.reqEnd)
+	}
+}
+
+// ResponseGone is an event: up ended before its response was complete. The
+// stream behind up is gone already. fresh says nothing of the request can have
+// been processed.
+func (x *Exchange) ResponseGone(c Code) {
+	if x.over {
+		return
+	}
+	x.up = nil
+	if x.answered {
+		x.finish(Server, c, true)
+		return
+	}
+	x.handled = false
+	x.Code = c
+	x.svc.Failed(x, c)
+	if !x.handled && !x.over {
+		var h httpmsg.Head
+		h.Status = 503
+		x.Reply(&h, nil)
+	}
+}
+
+// DownRoom is an event: down has room again after it took less than offered.
+func (x *Exchange) DownRoom() {
+	if !x.over && x.resStall && x.up != nil {
+		x.resStall = false
+		x.up.Resume()
+	}
+}
+
+// UpRoom is the counterpart for up.
+func (x *Exchange) UpRoom() {
+	if !x.over && x.reqStall {
+		x.reqStall = false
+		x.down.Resume()
+	}
+}

@@ -1,0 +1,171 @@
+// Package journal keeps what became of connections and requests: one Entry at
+// the end of each, which feeds the counters, the log and the ring that answers
+// "why did this go there?".
+//
+//   - An Entry is a fixed value: keeping one allocates nothing, and nothing in
+//     it outlives or holds a request's memory.
+//   - The ring holds the last entries only; refusals and failures have one of
+//     their own, so that ordinary traffic does not push them out.
+//   - Safe for concurrent use; a writer waits at most for one copy.
+//
+// It knows no decision: it is told.
+package journal
+
+import (
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"aether/dataplane/model"
+)
+
+// Text is a bounded copy of bytes a peer sent.
+type Text struct {
+	n uint8
+	b [79]byte
+}
+
+// Set copies b, cut at what fits.
+func (t *Text) Set(b []byte) { t.n = uint8(copy(t.b[:], b)) }
+
+// SetString copies s, cut at what fits.
+func (t *Text) SetString(s string) { t.n = uint8(copy(t.b[:], s)) }
+
+func (t *Text) String() string { return string(t.b[:t.n]) }
+
+// Empty reports whether nothing was set.
+func (t *Text) Empty() bool { return t.n == 0 }
+
+// Entry is one connection or request, told once, at its end.
+type Entry struct {
+	At        time.Time     // when it ended
+	Took      time.Duration // from accept or head to end
+	Request   bool          // an HTTP request; else a connection
+	Dir       model.Direction
+	Namespace string // of the pod
+	Workload  string // its ServiceAccount
+	Dst       netip.AddrPort
+	Sniff     model.Sniff
+	Host      Text // authority, or server name
+	Method    Text
+	Path      Text
+	Action    string // closed sets: names of decide's constants
+	Reason    string
+	Rule      string // of the snapshot
+	Backend   string // "shop/cart:8080"
+	Endpoint  netip.AddrPort
+	Peer      string // verified SPIFFE ID: the caller inbound, the destination outbound
+	Status    int
+	BytesIn   int64 // from the pod's client side
+	BytesOut  int64
+	Attempts  int
+	Ended     string // who ended it first
+	Outcome   Text   // "200;-;GET;via_upstream", or what went wrong
+	Version   uint64 // of the snapshot that decided
+}
+
+// Bad reports whether the entry is kept among the refusals and failures.
+func (e *Entry) Bad() bool {
+	return e.Action == "refuse" || e.Status >= 500 || e.Ended == "server" || e.Ended == "proxy"
+}
+
+// String is the entry in a line:
+//
+//	12:00:01.123 shop/web > 10.96.0.10:8080 http1 GET cart:8080/items 200 forward shop/cart:8080 (declared-http Service shop/cart) via 10.1.2.10:18008 0.5ms in 0 out 12
+func (e *Entry) String() string {
+	b := make([]byte, 0, 256)
+	b = e.At.UTC().AppendFormat(b, "15:04:05.000 ")
+	f := model.Flow{Namespace: e.Namespace, Workload: e.Workload, Dir: e.Dir, Dst: model.OrigDst{AddrPort: e.Dst}, Sniff: e.Sniff}
+	if e.Dir == model.Inbound {
+		f.Peer = e.Peer
+	}
+	if !e.Request {
+		f.Host = e.Host.String()
+	}
+	b = append(b, f.String()...)
+	if e.Request {
+		b = append(append(b, ' '), e.Method.String()...)
+		b = append(append(b, ' '), e.Host.String()...)
+		b = append(b, e.Path.String()...)
+		b = strconv.AppendInt(append(b, ' '), int64(e.Status), 10)
+	}
+	b = append(append(b, ' '), e.Action...)
+	if e.Backend != "" {
+		b = append(append(b, ' '), e.Backend...)
+	}
+	b = append(append(b, " ("...), e.Reason...)
+	if e.Rule != "" {
+		b = append(append(b, ' '), e.Rule...)
+	}
+	b = append(b, ')')
+	if e.Endpoint.IsValid() {
+		b = append(append(b, " via "...), e.Endpoint.String()...)
+	}
+	if e.Dir != model.Inbound && e.Peer != "" {
+		b = append(append(b, " peer "...), e.Peer...)
+	}
+	b = append(append(b, ' '), e.Took.Round(10*time.Microsecond).String()...)
+	b = strconv.AppendInt(append(b, " in "...), e.BytesIn, 10)
+	b = strconv.AppendInt(append(b, " out "...), e.BytesOut, 10)
+	if e.Attempts > 1 {
+		b = strconv.AppendInt(append(b, " attempts "...), int64(e.Attempts), 10)
+	}
+	if e.Ended != "" && e.Ended != "complete" {
+		b = append(append(b, " ended by "...), e.Ended...)
+	}
+	if !e.Outcome.Empty() {
+		b = append(append(b, " outcome "...), e.Outcome.String()...)
+	}
+	return string(b)
+}
+
+// Observer is told of every entry. The entry may be used only until Ended returns.
+type Observer interface{ Ended(e *Entry) }
+
+// Ring keeps the last entries. Make it with NewRing.
+type Ring struct {
+	mu       sync.Mutex
+	all, bad ring
+}
+
+type ring struct {
+	e []Entry
+	n int // entries ever told
+}
+
+func (r *ring) add(e *Entry) {
+	r.e[r.n%len(r.e)] = *e
+	r.n++
+}
+
+// NewRing makes a ring of the last n entries, and as many refusals and failures.
+func NewRing(n int) *Ring {
+	return &Ring{all: ring{e: make([]Entry, n)}, bad: ring{e: make([]Entry, n)}}
+}
+
+// Ended is Observer.
+func (r *Ring) Ended(e *Entry) {
+	r.mu.Lock()
+	r.all.add(e)
+	if e.Bad() {
+		r.bad.add(e)
+	}
+	r.mu.Unlock()
+}
+
+// Last returns up to n entries, the newest first; bad: refusals and failures only.
+func (r *Ring) Last(n int, bad bool) []Entry {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := &r.all
+	if bad {
+		s = &r.bad
+	}
+	n = min(n, s.n, len(s.e))
+	out := make([]Entry, 0, n)
+	for i := range n {
+		out = append(out, s.e[(s.n-1-i)%len(s.e)])
+	}
+	return out
+}

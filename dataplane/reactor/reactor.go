@@ -1,0 +1,486 @@
+// Package reactor runs raw epoll loops: one locked thread each, edge-triggered,
+// with a mailbox, a timer wheel and one flush at the end of each iteration.
+//
+//   - What a loop owns (sources, timers, buffers) is touched only on that loop;
+//     Post is the one way in from elsewhere.
+//   - An iteration takes events, lets every source read and process, then
+//     flushes everything that became dirty, once.
+//   - Nothing on a loop may block. A panic in a source ends that source alone.
+//   - Time comes from the injected clock.
+//
+// It knows no protocol, no pod and no policy.
+package reactor
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Events a source is told of.
+const (
+	Readable = unix.EPOLLIN
+	Writable = unix.EPOLLOUT
+	PeerEnd  = unix.EPOLLRDHUP
+	Hangup   = unix.EPOLLHUP
+	Error    = unix.EPOLLERR
+
+	// Stream is the mask of an ordinary connected socket, registered once for its life.
+	Stream = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
+	// Accept is the mask of a listening socket: level-triggered, so that a
+	// budgeted accept comes back.
+	Accept = unix.EPOLLIN
+)
+
+// Source is one file descriptor's handler. All methods run on its loop.
+type Source interface {
+	// Event tells what epoll saw.
+	Event(events uint32)
+	// Fail is called instead of anything else once a method of the source (or
+	// its flush or timer) panicked: it must release what the source holds,
+	// Unregister and close.
+	Fail(cause error)
+}
+
+// Flusher is flushed at the end of an iteration in which it was marked Dirty.
+type Flusher interface {
+	Flush()
+	Fail(cause error)
+}
+
+// Task is work put off to the next iteration, and woken timers.
+type Task interface {
+	Run()
+	Fail(cause error)
+}
+
+// Blocking says how a loop waits when nothing is ready.
+type Blocking uint8
+
+const (
+	// Safe gives the processor to the Go scheduler while it waits.
+	Safe Blocking = iota
+	// Adapt keeps it for the first 5 ms of a wait, so that a busy loop's
+	// wake-ups skip the scheduler. It relies on signal preemption to let the
+	// garbage collector stop the world (performance.md).
+	Adapt
+)
+
+// Config of a loop. The zero value is usable.
+type Config struct {
+	Blocking Blocking
+	Now      func() int64                                     // monotonic nanoseconds; nil: the real clock
+	Slow     time.Duration                                    // an iteration longer than this is reported; 0: 50 ms
+	OnSlow   func(loop int, took time.Duration, stack string) // from the watchdog's goroutine; nil: counted only
+	OnPanic  func(loop int, cause any, stack []byte)          // on the loop; nil: counted only
+	ID       int
+}
+
+// Stats are a loop's counters; read from any goroutine.
+type Stats struct {
+	Iterations, Events, Wakeups, Panics, Slow uint64
+	Busy                                      time.Duration // time spent not waiting
+	Registered                                int64
+}
+
+type slot struct {
+	src Source
+	gen uint32
+}
+
+// Loop is one epoll instance with its thread. Make it with New, start it with Run.
+type Loop struct {
+	cfg     Config
+	ep, efd int
+	evs     [256]unix.EpollEvent
+	tab     []slot // by fd
+	last    int    // events of the last wait
+
+	dirty  []Flusher
+	tasks  []Task
+	tasks2 []Task
+	after  []Task // after the flush of this iteration
+
+	mu    sync.Mutex
+	mail  []func() // guarded by mu
+	mail2 []func()
+	rung  atomic.Bool
+	dead  atomic.Bool
+	stop  bool
+
+	now     int64
+	iter    uint64
+	wheel   wheel
+	started atomic.Int64 // start of the running iteration, 0 while waiting
+	tid     atomic.Int64
+	gid     atomic.Int64
+	seen    int64 // watchdog: the iteration already reported
+
+	iterations, events, wakeups, panics, slow, busy atomic.Uint64
+	registered                                      atomic.Int64
+
+	// Scratch is a buffer that any source may use within one method call.
+	Scratch [64 << 10]byte
+	// Scratch2 likewise, for whoever holds Scratch already.
+	Scratch2 [64 << 10]byte
+}
+
+var origin = time.Now()
+
+// Monotonic is the default clock: nanoseconds since some moment before the process's first call.
+func Monotonic() int64 { return int64(time.Since(origin)) + 1 }
+
+// New makes a loop. It starts nothing.
+func New(cfg Config) (*Loop, error) {
+	if cfg.Now == nil {
+		cfg.Now = Monotonic
+	}
+	if cfg.Slow == 0 {
+		cfg.Slow = 50 * time.Millisecond
+	}
+	l := &Loop{cfg: cfg}
+	var err error
+	if l.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("reactor: epoll_create: %w", err)
+	}
+	if l.efd, err = unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC); err != nil {
+		unix.Close(l.ep)
+		return nil, fmt.Errorf("reactor: eventfd: %w", err)
+	}
+	l.now = cfg.Now()
+	l.wheel.init(l.now)
+	if err := l.Register(l.efd, (*bell)(l), unix.EPOLLIN|unix.EPOLLET); err != nil {
+		unix.Close(l.ep)
+		unix.Close(l.efd)
+		return nil, err
+	}
+	return l, nil
+}
+
+// bell is the mailbox's eventfd as a source.
+type bell Loop
+
+func (b *bell) Event(uint32) { // edge-triggered: the count need not be read to be told again
+	b.rung.Store(false)
+	(*Loop)(b).takeMail()
+}
+func (b *bell) Fail(error) {}
+
+// Register adds fd with its source; mask stays for the fd's life. On the loop only.
+func (l *Loop) Register(fd int, s Source, mask uint32) error {
+	for len(l.tab) <= fd {
+		l.tab = append(l.tab, make([]slot, max(64, len(l.tab)))...)
+	}
+	e := &l.tab[fd]
+	e.gen++
+	ev := unix.EpollEvent{Events: mask, Fd: int32(fd), Pad: int32(e.gen)}
+	if err := unix.EpollCtl(l.ep, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		return fmt.Errorf("reactor: epoll add %d: %w", fd, err)
+	}
+	e.src = s
+	l.registered.Add(1)
+	return nil
+}
+
+// Replace gives a registered fd another source: an event of this very moment goes to the new one.
+func (l *Loop) Replace(fd int, s Source) { l.tab[fd].src = s }
+
+// Forget drops fd's source; the caller closes fd next (which leaves epoll by itself) .
+func (l *Loop) Forget(fd int) {
+	if fd >= 0 && fd < len(l.tab) && l.tab[fd].src != nil {
+		l.tab[fd].src = nil
+		l.tab[fd].gen++
+		l.registered.Add(-1)
+	}
+}
+
+// Detach drops fd's source and takes fd out of epoll: for a socket that lives on elsewhere.
+func (l *Loop) Detach(fd int) error {
+	l.Forget(fd)
+	if err := unix.EpollCtl(l.ep, unix.EPOLL_CTL_DEL, fd, nil); err != nil {
+		return fmt.Errorf("reactor: epoll del %d: %w", fd, err)
+	}
+	return nil
+}
+
+// Dirty queues f for this iteration's flush. The caller sees to it that f is queued once.
+func (l *Loop) Dirty(f Flusher) { l.dirty = append(l.dirty, f) }
+
+// Later queues t for the next iteration, which then does not wait. The caller sees to it that t is queued once.
+func (l *Loop) Later(t Task) { l.tasks = append(l.tasks, t) }
+
+// After runs t once this iteration's flush is over, when no queue holds what
+// the iteration ended: the place to recycle. The caller sees to it that t is queued once.
+func (l *Loop) After(t Task) { l.after = append(l.after, t) }
+
+// Now is the time of this iteration in the clock's nanoseconds.
+func (l *Loop) Now() int64 { return l.now }
+
+// Iteration numbers the running iteration.
+func (l *Loop) Iteration() uint64 { return l.iter }
+
+// ID is the loop's number.
+func (l *Loop) ID() int { return l.cfg.ID }
+
+// ErrClosed: the loop has ended; what was posted will not run.
+var ErrClosed = errors.New("reactor: loop has ended")
+
+// Post runs f on the loop soon, in order. Safe from any goroutine.
+func (l *Loop) Post(f func()) error {
+	l.mu.Lock()
+	if l.dead.Load() {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	l.mail = append(l.mail, f)
+	l.mu.Unlock()
+	l.ring()
+	return nil
+}
+
+func (l *Loop) ring() {
+	if l.rung.CompareAndSwap(false, true) {
+		one := [8]byte{1}
+		for {
+			// A full counter already wakes the loop.
+			if _, err := unix.Write(l.efd, one[:]); err != unix.EINTR {
+				return
+			}
+		}
+	}
+}
+
+func (l *Loop) takeMail() {
+	l.wakeups.Add(1)
+	l.mu.Lock()
+	q := l.mail
+	l.mail = l.mail2[:0]
+	l.mu.Unlock()
+	for i, f := range q {
+		l.call(f)
+		q[i] = nil
+	}
+	l.mail2 = q
+}
+
+// Stop ends Run after the running iteration. Safe from any goroutine.
+func (l *Loop) Stop() { _ = l.Post(func() { l.stop = true }) }
+
+// Run is the loop; it returns after Stop. Sources still registered are told to
+// Fail with ErrClosed. Call it once.
+func (l *Loop) Run() {
+	runtime.LockOSThread()
+	l.tid.Store(int64(unix.Gettid()))
+	for !l.stop {
+		l.iterate(true)
+	}
+	for fd := range l.tab {
+		if s := l.tab[fd].src; s != nil && fd != l.efd {
+			l.failSource(s, ErrClosed)
+		}
+	}
+	l.mu.Lock()
+	l.dead.Store(true)
+	q := l.mail
+	l.mail = nil
+	l.mu.Unlock()
+	for _, f := range q { // what arrived before the end still runs: it may own a descriptor
+		l.call(f)
+	}
+	l.flush()
+	unix.Close(l.ep)
+	unix.Close(l.efd)
+}
+
+func (l *Loop) iterate(block bool) {
+	timeout := l.timeout()
+	if !block || len(l.tasks) > 0 {
+		timeout = 0
+	}
+	l.started.Store(0)
+	n := l.wait(timeout)
+	l.now = l.cfg.Now()
+	l.started.Store(l.now)
+	l.iter++
+	l.iterations.Store(l.iter)
+	l.events.Add(uint64(n))
+	for i := range n {
+		ev := &l.evs[i]
+		if int(ev.Fd) >= len(l.tab) {
+			continue
+		}
+		if e := &l.tab[ev.Fd]; e.src != nil && int32(e.gen) == ev.Pad {
+			l.event(e.src, ev.Events)
+		}
+	}
+	if len(l.tasks) > 0 {
+		q := l.tasks
+		l.tasks = l.tasks2[:0]
+		for i, t := range q {
+			l.task(t)
+			q[i] = nil
+		}
+		l.tasks2 = q
+	}
+	l.wheel.advance(l, l.now)
+	l.flush()
+	l.busy.Add(uint64(l.cfg.Now() - l.now))
+}
+
+func (l *Loop) flush() {
+	for i := 0; i < len(l.dirty); i++ { // a flush may dirty others
+		f := l.dirty[i]
+		l.dirty[i] = nil
+		l.flushOne(f)
+	}
+	l.dirty = l.dirty[:0]
+	for i := 0; i < len(l.after); i++ {
+		t := l.after[i]
+		l.after[i] = nil
+		l.task(t)
+	}
+	l.after = l.after[:0]
+}
+
+// timeout is how long a wait may last in milliseconds; -1: until something happens.
+func (l *Loop) timeout() int {
+	at, ok := l.wheel.next()
+	if !ok {
+		return -1
+	}
+	d := at - l.cfg.Now()
+	if d <= 0 {
+		return 0
+	}
+	return int(min((d+999_999)/1_000_000, 60_000))
+}
+
+func (l *Loop) wait(ms int) int {
+	p := uintptr(unsafe.Pointer(&l.evs[0]))
+	ep := uintptr(l.ep)
+	if l.last >= 2 || ms == 0 { // under load a poll that does not block is cheaper
+		n, _, e := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, ep, p, uintptr(len(l.evs)), 0, 0, 8)
+		if e == 0 && int(n) > 0 || ms == 0 {
+			if e != 0 {
+				n = 0
+			}
+			l.last = int(n)
+			return int(n)
+		}
+	}
+	if l.cfg.Blocking == Adapt && (ms < 0 || ms > 5) {
+		n, _, e := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, ep, p, uintptr(len(l.evs)), 5, 0, 8)
+		if e == 0 && int(n) > 0 {
+			l.last = int(n)
+			return int(n)
+		}
+		if e != 0 { // EINTR: the runtime wants this thread; come back through the scheduler
+			runtime.Gosched()
+		}
+	}
+	n, _, e := syscall.Syscall6(unix.SYS_EPOLL_PWAIT, ep, p, uintptr(len(l.evs)), uintptr(ms), 0, 8)
+	if e != 0 {
+		n = 0
+	}
+	l.last = int(n)
+	return int(n)
+}
+
+func (l *Loop) caught(cause any) error {
+	l.panics.Add(1)
+	if l.cfg.OnPanic != nil {
+		l.cfg.OnPanic(l.cfg.ID, cause, debug.Stack())
+	}
+	return fmt.Errorf("panic: %v", cause)
+}
+
+func (l *Loop) event(s Source, ev uint32) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.failSource(s, l.caught(p))
+		}
+	}()
+	s.Event(ev)
+}
+
+func (l *Loop) flushOne(f Flusher) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.failSource(f, l.caught(p))
+		}
+	}()
+	f.Flush()
+}
+
+func (l *Loop) task(t Task) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.failSource(t, l.caught(p))
+		}
+	}()
+	t.Run()
+}
+
+func (l *Loop) failSource(s interface{ Fail(error) }, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.caught(p)
+		}
+	}()
+	s.Fail(err)
+}
+
+func (l *Loop) call(f func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.caught(p)
+		}
+	}()
+	f()
+}
+
+// Stats returns the counters. Safe from any goroutine.
+func (l *Loop) Stats() Stats {
+	return Stats{
+		Iterations: l.iterations.Load(), Events: l.events.Load(), Wakeups: l.wakeups.Load(),
+		Panics: l.panics.Load(), Slow: l.slow.Load(),
+		Busy: time.Duration(l.busy.Load()), Registered: l.registered.Load(),
+	}
+}
+
+// Check is called regularly by a watchdog goroutine: an iteration that runs
+// longer than Config.Slow is counted and reported once, with the stacks of all goroutines.
+func (l *Loop) Check() {
+	at := l.started.Load()
+	if at == 0 || at == l.seen {
+		return
+	}
+	took := time.Duration(l.cfg.Now() - at)
+	if took < l.cfg.Slow {
+		return
+	}
+	l.seen = at
+	l.slow.Add(1)
+	if l.cfg.OnSlow != nil {
+		buf := make([]byte, 64<<10)
+		buf = buf[:runtime.Stack(buf, true)]
+		l.cfg.OnSlow(l.cfg.ID, took, string(buf))
+	}
+}
+
+// Each calls f with every registered source. On the loop only; f may Forget.
+func (l *Loop) Each(f func(s Source)) {
+	for fd := range l.tab {
+		if s := l.tab[fd].src; s != nil && fd != l.efd {
+			f(s)
+		}
+	}
+}
