@@ -12,6 +12,7 @@
 package journal
 
 import (
+	"log/slog"
 	"net/netip"
 	"strconv"
 	"sync"
@@ -169,3 +170,23 @@ func (r *Ring) Last(n int, bad bool) []Entry {
 	}
 	return out
 }
+
+// Tee tells several observers.
+type Tee []Observer
+
+// Ended is Observer.
+func (t Tee) Ended(e *Entry) {
+	for _, o := range t {
+		o.Ended(e)
+	}
+}
+
+// Log writes a line an entry. It is for nodes that ask for an access log: the
+// line is made and written where the entry is told.
+type Log struct{ log *slog.Logger }
+
+// NewLog makes a Log.
+func NewLog(l *slog.Logger) *Log { return &Log{l} }
+
+// Ended is Observer.
+func (l *Log) Ended(e *Entry) { l.log.Info(e.String()) }

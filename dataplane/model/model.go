@@ -135,6 +135,7 @@ type ServicePort struct {
 	Target     uint16 // 0: a named target port that is not resolved: names nothing
 	TargetName string // the name, when targetPort is one
 	UDP        bool
+	Class      Class // of a generated Service, by its appProtocol; ClassNone: not said. Read only while the service has no endpoint (contract 4.6)
 }
 
 // Route is one HTTPRoute whose parents are Services.
@@ -207,6 +208,7 @@ type BackendRef struct {
 	Service ServiceName
 	Port    uint16 // Service port
 	Weight  uint32
+	Filters []Filter // run after the rule's own
 	Invalid string
 }
 
@@ -266,6 +268,7 @@ type OrigDst struct{ netip.AddrPort }
 type Flow struct {
 	Namespace string // of the pod: "shop"; empty only in a fault state
 	Workload  string // its ServiceAccount: "web"
+	Container string // Workload.ContainerID of the pod; empty: any local pod of that ServiceAccount
 	Dir       Direction
 	Dst       OrigDst
 	Sniff     Sniff

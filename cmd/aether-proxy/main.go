@@ -1,0 +1,229 @@
+// Command aether-proxy is the node daemon: it carries the traffic of the
+// node's mesh pods.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"aether/controlplane"
+	"aether/controlplane/file"
+	"aether/dataplane"
+	"aether/dataplane/admin"
+	"aether/dataplane/journal"
+	"aether/dataplane/model"
+	"aether/dataplane/reactor"
+	"aether/dataplane/telemetry"
+	"aether/mtls"
+	"aether/mtls/devca"
+	"aether/mtls/files"
+	"aether/mtls/record"
+)
+
+type options struct {
+	config, node, domain, trustDomain, netnsDir string
+	certs, devCA                                string
+	adminAddr, logLevel, blocking, records      string
+	maxLoops                                    int
+	capture, compat, redirectAll, accessLog     bool
+}
+
+func main() {
+	var o options
+	c := &cobra.Command{
+		Use:   "aether-proxy",
+		Short: "The per-node service-mesh proxy",
+		Long: `aether-proxy carries the traffic of a node's mesh pods: it accepts what capture
+diverts to it, decides by dialled port and Host, and speaks SPIFFE mTLS to its peers.`,
+		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
+	}
+	f := c.Flags()
+	f.StringVar(&o.config, "config", "", "directory of Kubernetes YAML: pods, services, routes (required)")
+	f.StringVar(&o.node, "node", "", "name of this node, as in spec.nodeName (required)")
+	f.StringVar(&o.domain, "mesh-domain", model.DefaultDomain, "domain of mesh names")
+	f.StringVar(&o.trustDomain, "trust-domain", "", "SPIFFE trust domain; default the mesh domain")
+	f.StringVar(&o.netnsDir, "netns-dir", "/run/netns", "where the pods' network namespaces are")
+	f.StringVar(&o.certs, "certs", "", "directory of <namespace>/<account>/{svid.pem,svid_key.pem,svid_bundle.pem}")
+	f.StringVar(&o.devCA, "dev-ca", "", "directory of a throw-away CA instead of --certs: for trials, never for production")
+	f.StringVar(&o.adminAddr, "admin", "127.0.0.1:9901", "address of the admin; empty: none")
+	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&o.blocking, "blocking", "adapt", "how an event loop waits: adapt (keeps its processor for 5 ms) or safe")
+	f.StringVar(&o.records, "records", "own", "who seals TLS records: own or std (crypto/tls)")
+	f.IntVar(&o.maxLoops, "max-loops", 0, "most event loops; 0: as many as processors")
+	f.BoolVar(&o.capture, "capture", false, "install the capture rules in the node's pods, as the CNI plugin does in a cluster")
+	f.BoolVar(&o.compat, "envoy-peers", false, "accept Envoy-based sources: TLS 1.2, no server name")
+	f.BoolVar(&o.redirectAll, "redirect-all-default", true, "capture all outbound TCP of pods that do not say")
+	f.BoolVar(&o.accessLog, "access-log", false, "log a line at the end of each request and connection")
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := c.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "aether-proxy:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	if o.config == "" || o.node == "" {
+		return errors.New("--config and --node are required (see --help)")
+	}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+		return fmt.Errorf("--log-level: %w", err)
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	if o.trustDomain == "" {
+		o.trustDomain = o.domain
+	}
+	cfg := dataplane.Config{Capture: o.capture, Compat: o.compat, MaxLoops: o.maxLoops, Log: log}
+	switch o.blocking {
+	case "adapt":
+		cfg.Blocking = reactor.Adapt
+	case "safe":
+		cfg.Blocking = reactor.Safe
+	default:
+		return fmt.Errorf("--blocking: %q is neither adapt nor safe", o.blocking)
+	}
+	switch o.records {
+	case "own":
+		cfg.Records = record.Own
+	case "std":
+		cfg.Records = record.Std
+	default:
+		return fmt.Errorf("--records: %q is neither own nor std", o.records)
+	}
+	var err error
+	if cfg.Identities, err = identities(o, log); err != nil {
+		return err
+	}
+	// A loop holds its processor while it waits; the rest of the program needs one too.
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 2) + 1)
+
+	ring := journal.NewRing(512)
+	metrics := telemetry.New()
+	observers := journal.Tee{ring, metrics}
+	if o.accessLog {
+		observers = append(observers, journal.NewLog(log))
+	}
+	cfg.Journal = observers
+	node, err := dataplane.New(cfg)
+	if err != nil {
+		return err
+	}
+	source := func(ctx context.Context, on func(*model.Mesh, []model.Problem)) error {
+		return file.Watch(ctx, o.config, file.Options{
+			Node: o.node, Domain: o.domain, TrustDomain: o.trustDomain, NetNSDir: o.netnsDir, RedirectAllDefault: o.redirectAll,
+		}, on)
+	}
+	loop := controlplane.New(source, node, log)
+	gauges(metrics, node, loop)
+
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var wg sync.WaitGroup
+	errs := make(chan error, 3)
+	start := func(name string, f func() error) {
+		wg.Go(func() {
+			if err := f(); err != nil {
+				errs <- fmt.Errorf("%s: %w", name, err)
+			}
+			stop() // whatever ends, all end
+		})
+	}
+	if o.adminAddr != "" {
+		ln, err := net.Listen("tcp", o.adminAddr)
+		if err != nil {
+			return fmt.Errorf("admin: %w", err)
+		}
+		srv := &http.Server{
+			ReadHeaderTimeout: 10 * time.Second,
+			Handler: admin.Handler(admin.Config{
+				Node: node, Why: ring, Metrics: metrics.Handler(),
+				State: func() (uint64, time.Time, []model.Problem) { s := loop.State(); return s.Seq, s.At, s.Problems },
+				Dump:  func() []byte { return file.Dump(loop.State().Mesh) },
+			}),
+		}
+		context.AfterFunc(ctx, func() { srv.Close() })
+		start("admin", func() error {
+			if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+				return err
+			}
+			return nil
+		})
+	}
+	start("configuration", func() error { return loop.Run(ctx) })
+	start("data plane", func() error { return node.Run(ctx) })
+	log.Info("aether-proxy", "node", o.node, "config", o.config, "trust-domain", o.trustDomain, "admin", o.adminAddr)
+	wg.Wait()
+	close(errs)
+	var all []error
+	for err := range errs {
+		all = append(all, err)
+	}
+	return errors.Join(all...)
+}
+
+func identities(o options, log *slog.Logger) (mtls.Source, error) {
+	switch {
+	case o.certs != "" && o.devCA != "":
+		return nil, errors.New("--certs and --dev-ca exclude each other")
+	case o.certs != "":
+		return files.New(files.Config{Dir: o.certs}), nil
+	case o.devCA != "":
+		ca, err := devca.Open(o.devCA, o.trustDomain, nil)
+		if err != nil {
+			return nil, err
+		}
+		log.Warn("THROW-AWAY CA in use: identities prove nothing; not for production", "dir", o.devCA)
+		return ca.Source(0), nil
+	}
+	return nil, errors.New("no identities: give --certs (files that something keeps fresh) or, for a trial, --dev-ca")
+}
+
+func gauges(m *telemetry.Metrics, n *dataplane.Node, l *controlplane.Loop) {
+	m.Gauge("aether_config_seq", "Sequence number of the state in force.", func() float64 { return float64(l.State().Seq) })
+	m.Gauge("aether_config_problems", "Objects that are not, or not wholly, in force.", func() float64 { return float64(len(l.State().Problems)) })
+	m.Gauge("aether_pods", "Pods that are served.", func() float64 { return float64(len(n.Pods())) })
+	m.Gauge("aether_pods_failed", "Pods of this node that cannot be served.", func() float64 { return float64(len(n.Problems())) })
+	m.Gauge("aether_connections", "Connections on the event loops.", func() float64 {
+		var c int64
+		for _, p := range n.Pods() {
+			c += p.Connections
+		}
+		return float64(c)
+	})
+	m.Gauge("aether_loops", "Event loops.", func() float64 { return float64(len(n.Engine().Loops())) })
+	m.Counter("aether_loop_busy_seconds_total", "Time loops did not wait.", func() float64 {
+		var d time.Duration
+		for _, l := range n.Engine().Loops() {
+			d += l.Stats().Busy
+		}
+		return d.Seconds()
+	})
+	m.Counter("aether_loop_panics_total", "Panics that cost one connection each.", func() float64 {
+		var c uint64
+		for _, l := range n.Engine().Loops() {
+			c += l.Stats().Panics
+		}
+		return float64(c)
+	})
+	m.Counter("aether_loop_slow_total", "Loop iterations over 50 ms.", func() float64 {
+		var c uint64
+		for _, l := range n.Engine().Loops() {
+			c += l.Stats().Slow
+		}
+		return float64(c)
+	})
+}

@@ -1,0 +1,205 @@
+// Package admin is the node's window: readiness, the snapshot, explanations,
+// the last decisions, metrics and profiles, over HTTP on a loopback address.
+//
+//   - Read only: nothing here changes what the node does.
+//   - What it prints can be read back: the snapshot is a configuration, a flow
+//     in /why is an argument of /explain.
+//   - No secret is shown.
+//
+// It asks the node; it knows no socket of the data plane.
+package admin
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/pprof"
+	"strconv"
+	"strings"
+	"time"
+
+	"aether/dataplane"
+	"aether/dataplane/decide"
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/journal"
+	"aether/dataplane/model"
+)
+
+// Config of the admin's handler. All fields are required.
+type Config struct {
+	Node    *dataplane.Node
+	Why     *journal.Ring
+	Metrics http.Handler
+	// State returns the sequence number and time of the state in force, and its problems.
+	State func() (seq uint64, at time.Time, problems []model.Problem)
+	// Dump writes the mesh in force as a configuration.
+	Dump func() []byte
+}
+
+// Handler serves the admin's paths.
+func Handler(c Config) http.Handler {
+	a := &admin{c}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", a.index)
+	mux.HandleFunc("GET /ready", a.ready)
+	mux.HandleFunc("GET /snapshot", a.snapshot)
+	mux.HandleFunc("GET /explain", a.explain)
+	mux.HandleFunc("GET /why", a.why)
+	mux.HandleFunc("GET /status", a.status)
+	mux.Handle("GET /metrics", c.Metrics)
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return mux
+}
+
+type admin struct{ Config }
+
+func (a *admin) index(w http.ResponseWriter, _ *http.Request) {
+	text(w)
+	fmt.Fprint(w, `aether-proxy
+/ready                      200 once a state is in force
+/status                     pods, certificates, loops, problems
+/snapshot                   the mesh in force, as a configuration (YAML)
+/explain?flow=F&request=R   what would become of flow F, and of request R on it, and why
+/why?n=N&bad=1              the last decisions, newest first; bad: refusals and failures only
+/metrics                    Prometheus
+/debug/pprof/               profiles
+`)
+}
+
+func text(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/plain; charset=utf-8") }
+
+func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
+	text(w)
+	if !a.Node.Ready() {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintln(w, "not ready: no state is in force yet")
+		return
+	}
+	fmt.Fprintln(w, "ready")
+}
+
+func (a *admin) snapshot(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, _ = w.Write(a.Dump())
+}
+
+// Explanation is /explain's answer in JSON.
+type Explanation struct {
+	Flow    string   `json:"flow"`
+	Request string   `json:"request,omitempty"`
+	Verdict string   `json:"verdict"`
+	Text    string   `json:"text,omitempty"` // what a refused client reads
+	Steps   []string `json:"steps"`
+}
+
+func (a *admin) explain(w http.ResponseWriter, r *http.Request) {
+	e, err := Explain(a.Node, r.FormValue("flow"), r.FormValue("request"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if strings.Contains(r.Header.Get("Accept"), "application/json") {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(e)
+		return
+	}
+	text(w)
+	fmt.Fprint(w, e)
+}
+
+// Explain asks the decision core about flow and, where request is not empty,
+// about that request on it.
+func Explain(n *dataplane.Node, flow, request string) (*Explanation, error) {
+	f, err := model.ParseFlow(flow)
+	if err != nil {
+		return nil, err
+	}
+	var head *httpmsg.Head
+	if request != "" {
+		h, err := model.ParseRequest(request)
+		if err != nil {
+			return nil, err
+		}
+		head = &h
+	}
+	v, t := decide.Explain(n.Snapshot(), &f, head)
+	return explanation(flow, request, v, t), nil
+}
+
+func explanation(flow, request string, v decide.Verdict, t *decide.Trace) *Explanation {
+	e := &Explanation{Flow: flow, Request: request, Verdict: v.String(), Text: v.Text}
+	for _, s := range t.Steps {
+		e.Steps = append(e.Steps, s.Text)
+	}
+	return e
+}
+
+// String is the explanation for people.
+func (e *Explanation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n", e.Verdict)
+	for i, s := range e.Steps {
+		fmt.Fprintf(&b, "%3d. %s\n", i+1, s)
+	}
+	if e.Text != "" {
+		fmt.Fprintf(&b, "the client reads: %s", e.Text)
+	}
+	return b.String()
+}
+
+func (a *admin) why(w http.ResponseWriter, r *http.Request) {
+	n := 50
+	if s := r.FormValue("n"); s != "" {
+		v, err := strconv.Atoi(s)
+		if err != nil || v < 1 {
+			http.Error(w, "n: a positive number, please", http.StatusBadRequest)
+			return
+		}
+		n = v
+	}
+	text(w)
+	for _, e := range a.Why.Last(n, r.FormValue("bad") != "") {
+		fmt.Fprintln(w, e.String())
+	}
+}
+
+// Status is /status's answer in JSON.
+type Status struct {
+	Seq      uint64                `json:"seq"`
+	At       time.Time             `json:"at"`
+	Pods     []dataplane.PodStatus `json:"pods"`
+	Loops    []LoopStatus          `json:"loops"`
+	Problems []model.Problem       `json:"problems"`
+}
+
+// LoopStatus tells of one loop.
+type LoopStatus struct {
+	ID          int           `json:"id"`
+	Busy        time.Duration `json:"busy"` // time not spent waiting, in nanoseconds
+	Iterations  uint64        `json:"iterations"`
+	Events      uint64        `json:"events"`
+	Panics      uint64        `json:"panics"`
+	Slow        uint64        `json:"slow"`
+	Descriptors int64         `json:"descriptors"`
+}
+
+func (a *admin) status(w http.ResponseWriter, _ *http.Request) {
+	var s Status
+	s.Seq, s.At, s.Problems = a.State()
+	s.Problems = append(append([]model.Problem{}, s.Problems...), a.Node.Problems()...)
+	s.Pods = a.Node.Pods()
+	for _, l := range a.Node.Engine().Loops() {
+		st := l.Stats()
+		s.Loops = append(s.Loops, LoopStatus{
+			ID: l.ID(), Busy: st.Busy, Iterations: st.Iterations, Events: st.Events, Panics: st.Panics, Slow: st.Slow, Descriptors: st.Registered,
+		})
+	}
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(s)
+}

@@ -1,0 +1,248 @@
+// Package decide answers the two questions of the data plane: what is to be
+// done with a connection, and where does one HTTP request go.
+//
+//   - Decide, Route and Explain are pure functions of a snapshot and their
+//     arguments: no clock, no I/O, nothing remembered.
+//   - Every input gets a verdict with an action, and a reason out of a closed set.
+//   - Decide and Route do not allocate unless a Trace is given.
+//   - A service's rules and filters are in force on every verdict that delivers
+//     to it; what has no such verdict is refused or handed off outside the mesh
+//     (contract 4.12).
+//
+// It knows no socket, no codec and no Kubernetes. The rules are those of
+// contract 4; each step names its section.
+package decide
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/model"
+	"aether/dataplane/snapshot"
+)
+
+// Action says what to do. The zero value is no verdict.
+type Action uint8
+
+// The actions.
+const (
+	// Sniff: look at the first bytes, then ask Decide again on the same
+	// snapshot with the result. Race, Wait and the comment on Decide say how.
+	Sniff Action = iota + 1
+	// Serve: it is HTTP for the mesh; ask Route for every request.
+	Serve
+	// Forward to Backend over the hop: raw bytes from Decide, one HTTP request from Route.
+	Forward
+	// Deliver to the application of this pod, 127.0.0.1:Port (or its Unix
+	// socket). From Decide with Class HTTP: ask Route for every request.
+	Deliver
+	// Passthrough: to the address that was dialled, untouched by the mesh.
+	// From Decide the connection for life, from Route one HTTP request.
+	Passthrough
+	// Refuse: from Decide close the connection; from Route answer Status with Text.
+	Refuse
+	// Reply: the proxy itself answers Status with Text.
+	Reply
+	actions
+)
+
+var actionNames = [actions]string{"invalid", "sniff", "serve", "forward", "deliver", "passthrough", "refuse", "reply"}
+
+// String is the action's name, lower case; "invalid" for the zero value and unknown ones.
+func (a Action) String() string {
+	if a >= actions {
+		a = 0
+	}
+	return actionNames[a]
+}
+
+// Reason says how a verdict came about. The zero value is no reason. The
+// strings are stable: they are metric labels and what tests compare.
+type Reason uint8
+
+// The reasons, by the step that gives them.
+const (
+	// Captured connections, before the first byte (contract 4.2).
+
+	Loop           Reason = iota + 1 // dialled the capture port of its own pod
+	DeclaredTCP                      // the address and port are a service's raw-TCP port
+	RawSpelling                      // :18082 on a service: its default TCP port
+	DeclaredHTTP                     // the port is an HTTP port of the service
+	ProxyPort                        // the connection is to the proxy port, or was dialled to 18081
+	MeshAddress                      // the address is a service's, the port is none of its own
+	ForeignAddress                   // the address is no service's; the bytes may still name one
+
+	// After the sniff (4.2 step 4 and 5, 4.7).
+
+	MeshName    // the first authority names a service for this caller
+	NotMesh     // neither address nor authority is the mesh's
+	TLS         // a ClientHello that no service claims
+	Opaque      // not HTTP and not TLS
+	ServerFirst // the client said nothing in time, or the server spoke first
+	Idle        // nothing was ever said to a port that must be HTTP
+	Blackhole   // scoped capture: 18082 and no raw-TCP port there
+	NoNames     // the mesh has no service at all
+
+	// Requests (4.3, 4.4, 4.8, 4.11).
+
+	HTTPRoute              // a rule of a route chose the destination
+	PortMismatch           // dialled one HTTP port, Host names another
+	PortNotDeclared        // the service does not declare the port
+	PortNotHTTP            // proxy port: the port is raw TCP or UDP
+	PortRequired           // proxy port: no port in Host and 80 is not an HTTP port
+	CallerNamespaceUnknown // short name on a flow without a caller namespace
+	NoSuchName             // proxy port: not a mesh name
+	NoEndpoint             // nothing healthy behind the destination
+	InvalidBackend         // the rule or the backend reference cannot be honoured (10.4)
+	BrokenService          // the service's own objects contradict each other
+	Connect                // CONNECT is never tunnelled
+	Readyz                 // the readiness path
+	Live                   // the mesh's own liveness path
+	Ready                  // the mesh's own readiness path, inbound
+
+	// Inbound (6.2).
+
+	ServedPort // the SNI's port is one the pod declares
+	UnknownSNI // it is not, or the pod is unknown
+	NoVerdict  // the flow has no direction: a bug of the caller's
+	reasons
+)
+
+var reasonNames = [reasons]string{
+	"invalid",
+	"loop", "declared-tcp", "raw-spelling", "declared-http", "proxy-port", "mesh-address", "foreign-address",
+	"mesh-name", "not-mesh", "tls", "opaque", "server-first", "idle", "blackhole", "no-names",
+	"http-route", "port-mismatch", "port-not-declared", "port-not-http", "port-required",
+	"caller-namespace-unknown", "no-such-name", "no-endpoint", "invalid-backend", "broken-service",
+	"connect", "readyz", "live", "ready",
+	"served-port", "unknown-sni", "no-verdict",
+}
+
+// String is the reason's stable name; "invalid" for the zero value and unknown ones.
+func (r Reason) String() string {
+	if r >= reasons {
+		r = 0
+	}
+	return reasonNames[r]
+}
+
+// Reasons are all reasons there are, for whoever makes a counter of each.
+func Reasons() []Reason {
+	all := make([]Reason, 0, reasons-1)
+	for r := Reason(1); r < reasons; r++ {
+		all = append(all, r)
+	}
+	return all
+}
+
+// Header is the value of the x-aether-error field of a refusal with this
+// reason; "": it has none (contract 4.4).
+func (r Reason) Header() string {
+	switch r {
+	case PortMismatch, PortNotDeclared, PortNotHTTP, PortRequired, CallerNamespaceUnknown:
+		return reasonNames[r]
+	}
+	return ""
+}
+
+// Verdict is the answer to a question, with what is needed to act on it. The
+// zero value is invalid. What it points to is of the snapshot: read only, alive
+// as long as it is pointed to.
+type Verdict struct {
+	Action Action
+	Reason Reason
+	// Rule is the object that said so: "Service shop/cart", "HTTPRoute
+	// shop/cart rule 1", "Pod shop/cart-1"; "" when no object did.
+	Rule string
+
+	// Race, of a Sniff: the dialled address is none of the mesh's. Dial it
+	// meanwhile; if it speaks first, the result is SniffSilent.
+	Race bool
+	// Wait, of a Sniff: how long the client may be silent before the result is
+	// SniffSilent. 0: as long as any downstream connection may be idle.
+	Wait time.Duration
+
+	// Status and Text (a body, plain text) of a Refuse or Reply to an HTTP
+	// request. Status 0: a connection; close it.
+	Status int
+	Text   string
+
+	// Backend of a Forward.
+	Backend *snapshot.Backend
+	// RequestOps and ResponseOps of a Forward from Route: the rule's, then the
+	// backend's; nil entries do nothing. ApplyRequest and ApplyResponse run them.
+	RequestOps, ResponseOps [2]*snapshot.HeaderOps
+
+	// Port, Class and App of a Deliver: the application's port, what it
+	// speaks, and the codec to speak to it.
+	Port  uint16
+	Class model.Class
+	App   model.AppCodec
+}
+
+// ApplyRequest changes the fields of a request that is forwarded.
+func (v *Verdict) ApplyRequest(h *httpmsg.Head) {
+	v.RequestOps[0].Apply(h)
+	v.RequestOps[1].Apply(h)
+}
+
+// ApplyResponse changes the fields of the answer to a request that was forwarded.
+func (v *Verdict) ApplyResponse(h *httpmsg.Head) {
+	v.ResponseOps[0].Apply(h)
+	v.ResponseOps[1].Apply(h)
+}
+
+// String is a stable text: the action with its details, then the reason and
+// the rule in brackets.
+//
+//	sniff race 1s (foreign-address)
+//	forward shop/cart:8080 (declared-http Service shop/cart)
+//	refuse 421 (port-not-declared Service shop/cart)
+//	deliver 8080 http h2c (served-port Pod shop/cart-1)
+func (v Verdict) String() string {
+	b := make([]byte, 0, 96)
+	b = append(b, v.Action.String()...)
+	switch v.Action {
+	case Sniff:
+		if v.Race {
+			b = append(b, " race"...)
+		}
+		if v.Wait != 0 {
+			b = append(append(b, ' '), v.Wait.String()...)
+		}
+	case Forward:
+		if v.Backend != nil {
+			b = append(append(b, ' '), v.Backend.Name...)
+		}
+	case Deliver:
+		b = strconv.AppendUint(append(b, ' '), uint64(v.Port), 10)
+		b = append(append(b, ' '), v.Class.String()...)
+		if v.Class == model.HTTP {
+			b = append(append(b, ' '), v.App.String()...)
+		}
+	case Refuse, Reply:
+		if v.Status != 0 {
+			b = strconv.AppendInt(append(b, ' '), int64(v.Status), 10)
+		}
+	}
+	b = append(append(b, " ("...), v.Reason.String()...)
+	if v.Rule != "" {
+		b = append(append(b, ' '), v.Rule...)
+	}
+	return string(append(b, ')'))
+}
+
+// Step is one thing that was looked at, in words.
+type Step struct{ Text string }
+
+// Trace records how a verdict came about. A nil Trace records nothing. Not
+// safe for concurrent use.
+type Trace struct{ Steps []Step }
+
+// add records a step. Callers check for nil first, so that nothing is
+// formatted, and nothing escapes, on the ordinary path.
+func (t *Trace) add(format string, args ...any) {
+	t.Steps = append(t.Steps, Step{fmt.Sprintf(format, args...)})
+}

@@ -1,0 +1,325 @@
+package http2
+
+import (
+	"strconv"
+
+	"aether/dataplane/hpack"
+	"aether/dataplane/httpmsg"
+)
+
+// Stream is one request and its response. Its methods do nothing once the
+// stream is over (both sides ended, or reset), except that Credit still gives
+// back what was received before.
+type Stream struct {
+	User any // the driver's; nil for a new stream
+
+	c          *Conn
+	next, prev *Stream // in Conn.starved, or among those about to get OnReset
+	id         uint32
+	sendWin    int64 // what the peer lets us send; negative after a smaller SETTINGS
+	recvWin    int64 // what we let the peer send
+	held       int   // received and not credited yet
+	credit     int   // credited, no WINDOW_UPDATE sent yet
+	left       int64 // bytes the received content-length still promises; -1: none did
+	interim    uint8 // 1xx heads received
+
+	sentHead, sentEnd bool
+	recvHead, recvEnd bool // recvHead: the final one
+	isHead, isConnect bool // the request's method
+	want              bool // WriteData took less than it was given
+	listed            bool // in Conn.starved
+	over              bool
+	doomed            bool // over, and OnReset is due
+}
+
+// ID is the stream identifier; that of a client's stream is final once
+// WriteHead has been called.
+func (s *Stream) ID() uint32 { return s.id }
+
+// Window returns how many bytes WriteData would take now.
+func (s *Stream) Window() int {
+	if s.over || !s.sentHead || s.sentEnd {
+		return 0
+	}
+	return int(max(0, min(s.sendWin, s.c.room())))
+}
+
+// WriteHead queues a request (client), or a response or interim 1xx head
+// (server); end: no body and no trailers follow (not with 1xx). Connection-specific
+// fields are left out (RFC 9113 8.2.2), whatever h says; an empty Scheme is
+// "http", an empty Path "/" (no path for a plain CONNECT). A client's CONNECT
+// with Upgrade is an extended one, which needs PeerAllowsConnect. A second
+// final head is ignored. A response whose Status is not 100-999 resets the
+// stream with InternalError.
+func (s *Stream) WriteHead(h *httpmsg.Head, end bool) {
+	c := s.c
+	if s.over || s.sentHead || c.err != nil {
+		return
+	}
+	interim := false
+	if c.cfg.Server {
+		if h.Status < 100 || h.Status > 999 {
+			s.Reset(InternalError)
+			return
+		}
+		interim = h.Status < 200
+		end = end && !interim
+	} else if s.id < c.lastSent { // a stream opened later went first
+		if c.nextID > maxStreamID {
+			c.drop(s, true)
+			c.h.OnReset(s, RefusedStream)
+			return
+		}
+		c.table.del(s.id)
+		s.id = c.nextID
+		c.nextID += 2
+		c.table.put(s)
+	}
+	o := c.beginHead(s.id)
+	if c.cfg.Server {
+		c.out = appendStatus(c.out, c.enc, h.Status)
+	} else {
+		c.lastSent = s.id
+		c.out = appendRequest(c.out, c.enc, h)
+		s.isHead = string(h.Method) == "HEAD"
+		s.isConnect = string(h.Method) == "CONNECT"
+	}
+	c.out = appendFields(c.out, c.enc, h.Fields)
+	c.endHead(o, end)
+	s.sentHead = !interim
+	if end {
+		s.endSend()
+	}
+}
+
+// WriteData queues as much of p as the flow-control windows and the bound on
+// queued output (256 KiB a connection) allow and returns how much that was. If
+// it is less than len(p), OnWritable follows when there is room. end, the end
+// of the stream, takes effect only when all of p was taken. It needs WriteHead first.
+func (s *Stream) WriteData(p []byte, end bool) (n int) {
+	c := s.c
+	if s.over || !s.sentHead || s.sentEnd || c.err != nil {
+		return 0
+	}
+	n = int(max(0, min(int64(len(p)), s.sendWin, c.room())))
+	if n < len(p) {
+		end = false
+		s.want = true
+		if s.sendWin > int64(n) { // the connection is what it waits for
+			c.list(s)
+		}
+	}
+	s.sendWin -= int64(n)
+	c.sendWin -= int64(n)
+	for q := p[:n]; len(q) > 0 || end; {
+		m := min(len(q), maxFrame)
+		flags := byte(0)
+		if end && m == len(q) {
+			flags = flagEndStream
+		}
+		c.out = append(appendFrame(c.out, m, frameData, flags, s.id), q[:m]...)
+		if q = q[m:]; flags != 0 {
+			s.endSend()
+			break
+		}
+	}
+	return n
+}
+
+// WriteTrailers queues trailers, which end the send side. They need WriteHead first.
+func (s *Stream) WriteTrailers(f []httpmsg.Field) {
+	c := s.c
+	if s.over || !s.sentHead || s.sentEnd || c.err != nil {
+		return
+	}
+	o := c.beginHead(s.id)
+	block := len(c.out)
+	c.out = appendFields(c.out, c.enc, f)
+	if len(c.out) == block && block == o+frameHeader { // nothing to say
+		c.out = appendFrame(c.out[:o], 0, frameData, flagEndStream, s.id)
+	} else {
+		c.endHead(o, true)
+	}
+	s.endSend()
+}
+
+func (s *Stream) endSend() {
+	s.sentEnd = true
+	s.c.unlist(s)
+	s.want = false
+	if s.recvEnd {
+		s.c.finish(s)
+	}
+}
+
+// Reset ends the stream with RST_STREAM; no event of it follows. A server that
+// has answered a request whose body is still coming uses NoError (RFC 9113 8.1).
+func (s *Stream) Reset(code Code) {
+	c := s.c
+	s.doomed = false
+	if s.over || c.err != nil {
+		return
+	}
+	if c.cfg.Server || s.sentHead { // else the peer has not heard of it
+		c.out = appendReset(c.out, s.id, code)
+	}
+	c.drop(s, true)
+}
+
+// Credit says that n more bytes given to OnData are consumed, so that the peer
+// may send as many. WINDOW_UPDATEs go out when half a window has come together.
+// More than was received counts as what was received.
+func (s *Stream) Credit(n int) {
+	n = min(n, s.held)
+	if n <= 0 {
+		return
+	}
+	s.held -= n
+	s.c.giveBack(n)
+	if !s.over {
+		s.giveBack(n)
+	}
+}
+
+// giveBack reopens the stream's window by n bytes.
+func (s *Stream) giveBack(n int) {
+	s.credit += n
+	if s.recvEnd || s.c.err != nil || 2*s.credit < s.c.cfg.StreamWindow {
+		return
+	}
+	s.recvWin += int64(s.credit)
+	s.c.out = appendUint32(appendFrame(s.c.out, 4, frameWindowUpdate, 0, s.id), uint32(s.credit))
+	s.credit = 0
+}
+
+// beginHead starts a HEADERS frame of unknown length and returns where.
+func (c *Conn) beginHead(id uint32) int {
+	o := len(c.out)
+	c.out = c.enc.Begin(appendFrame(c.out, 0, frameHeaders, flagEndHeaders, id))
+	return o
+}
+
+// endHead completes the HEADERS frame begun at o, and cuts it into
+// CONTINUATION frames when it is too long for one.
+func (c *Conn) endHead(o int, end bool) {
+	n := len(c.out) - o - frameHeader
+	id := c.out[o+5 : o+9]
+	if end {
+		c.out[o+4] |= flagEndStream
+	}
+	if n <= maxFrame {
+		putLength(c.out[o:], n)
+		return
+	}
+	more := (n - 1) / maxFrame // CONTINUATION frames
+	for range more {
+		c.out = append(c.out, "123456789"...) // room for their headers
+	}
+	for i := more; i > 0; i-- { // from the back, so that nothing is overwritten
+		from := o + frameHeader + i*maxFrame
+		size := min(maxFrame, n-i*maxFrame)
+		to := from + i*frameHeader
+		copy(c.out[to:], c.out[from:from+size])
+		hd := c.out[to-frameHeader : to]
+		putLength(hd, size)
+		hd[3], hd[4] = frameContinuation, 0
+		copy(hd[5:], id)
+		if i == more {
+			hd[4] = flagEndHeaders
+		}
+	}
+	putLength(c.out[o:], maxFrame)
+	c.out[o+4] &^= flagEndHeaders
+}
+
+func appendRequest(dst []byte, e *hpack.Encoder, h *httpmsg.Head) []byte {
+	switch string(h.Method) {
+	case "GET":
+		dst = hpack.AppendIndexed(dst, hpack.MethodGET)
+	case "POST":
+		dst = hpack.AppendIndexed(dst, hpack.MethodPOST)
+	default:
+		dst = e.Named(dst, hpack.MethodGET, h.Method)
+	}
+	connect := string(h.Method) == "CONNECT"
+	if !connect || h.Upgrade != nil {
+		switch string(h.Scheme) {
+		case "", "http":
+			dst = hpack.AppendIndexed(dst, hpack.SchemeHTTP)
+		case "https":
+			dst = hpack.AppendIndexed(dst, hpack.SchemeHTTPS)
+		default:
+			dst = e.Named(dst, hpack.SchemeHTTP, h.Scheme)
+		}
+	}
+	if len(h.Authority) > 0 {
+		dst = e.Named(dst, hpack.Authority, h.Authority)
+	}
+	if !connect || h.Upgrade != nil {
+		if len(h.Path) == 0 || len(h.Path) == 1 && h.Path[0] == '/' {
+			dst = hpack.AppendIndexed(dst, hpack.PathRoot)
+		} else {
+			dst = e.Named(dst, hpack.PathRoot, h.Path)
+		}
+	}
+	if connect && h.Upgrade != nil {
+		dst = e.Field(dst, nameProtocol, h.Upgrade)
+	}
+	return dst
+}
+
+var nameProtocol = []byte(":protocol")
+
+func appendStatus(dst []byte, e *hpack.Encoder, status int) []byte {
+	i := 0
+	switch status {
+	case 200:
+		i = hpack.Status200
+	case 204:
+		i = hpack.Status204
+	case 206:
+		i = hpack.Status206
+	case 304:
+		i = hpack.Status304
+	case 400:
+		i = hpack.Status400
+	case 404:
+		i = hpack.Status404
+	case 500:
+		i = hpack.Status500
+	default:
+		var b [4]byte
+		return e.Named(dst, hpack.Status200, strconv.AppendInt(b[:0], int64(status), 10))
+	}
+	return hpack.AppendIndexed(dst, i)
+}
+
+func appendFields(dst []byte, e *hpack.Encoder, f []httpmsg.Field) []byte {
+	for i := range f {
+		if n := f[i].Name; len(n) == 0 || n[0] == ':' || hopByHop(n, f[i].Value) {
+			continue
+		}
+		dst = e.Field(dst, f[i].Name, f[i].Value)
+	}
+	return dst
+}
+
+// hopByHop reports whether a field has no place in HTTP/2 (RFC 9113 8.2.2);
+// host neither, since :authority stands for it.
+func hopByHop(name, value []byte) bool {
+	switch len(name) {
+	case 2:
+		return string(name) == "te" && string(value) != "trailers"
+	case 4:
+		return string(name) == "host"
+	case 7:
+		return string(name) == "upgrade"
+	case 10:
+		return string(name) == "connection" || string(name) == "keep-alive"
+	case 16:
+		return string(name) == "proxy-connection"
+	case 17:
+		return string(name) == "transfer-encoding"
+	}
+	return false
+}

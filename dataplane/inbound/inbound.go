@@ -1,0 +1,392 @@
+// Package inbound is the destination end of the hop: it shakes hands on 18008
+// with the pod's own certificate, takes the caller from the client's, the port
+// from the server name, and delivers to the application.
+//
+//   - Nothing is delivered before the caller is verified.
+//   - x-forwarded-client-cert is always ours; x-aether-outcome stands on every answer.
+//   - Delivery is to 127.0.0.1:<port> in the pod's namespace (contract 6.5).
+//   - A request is sent a second time only on a connection that died unused,
+//     and only if its method allows that.
+//
+// It knows no listener and no registry: those are given to it.
+package inbound
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"aether/dataplane/decide"
+	"aether/dataplane/engine"
+	"aether/dataplane/exchange"
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/journal"
+	"aether/dataplane/model"
+	"aether/dataplane/reactor"
+	"aether/dataplane/relay"
+	"aether/dataplane/snapshot"
+	"aether/meshhop"
+	"aether/mtls/record"
+	"aether/mtls/spiffeid"
+	"aether/tproxy/socket"
+)
+
+const (
+	connectLimit = 5 * time.Second // to the application (contract 6.5)
+	firstLimit   = 15 * time.Second
+)
+
+// Config of the inbound side. All fields are required but Log.
+type Config struct {
+	Store    *snapshot.Store
+	Acceptor *meshhop.Acceptor
+	Journal  journal.Observer
+	Log      *slog.Logger // nil: discard
+}
+
+// Inbound serves the pods that are added to it.
+type Inbound struct {
+	cfg Config
+	log *slog.Logger
+
+	mu    sync.Mutex
+	loops map[*engine.Loop]*exchange.Pool // guarded by mu
+}
+
+// New makes an Inbound.
+func New(cfg Config) *Inbound {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Inbound{cfg: cfg, log: cfg.Log, loops: map[*engine.Loop]*exchange.Pool{}}
+}
+
+// Sockets makes sockets in the pod's namespace.
+type Sockets interface {
+	engine.SocketPool
+	// Connect connects from the pod's namespace until ctx ends.
+	Connect(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+}
+
+// Pod is a workload that is delivered to. Its fields are not changed once it is used.
+type Pod struct {
+	Context   context.Context // ends with the pod, and its relays with it
+	Engine    *engine.Pod
+	Container string
+	Namespace string
+	Account   string
+	ID        spiffeid.ID
+	Local     *meshhop.Local
+	Sockets   Sockets
+}
+
+func (in *Inbound) pool(l *engine.Loop) *exchange.Pool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	p := in.loops[l]
+	if p == nil {
+		p = &exchange.Pool{Service: in}
+		in.loops[l] = p
+	}
+	return p
+}
+
+// conn is one connection of a caller.
+type conn struct {
+	info  engine.ConnInfo
+	in    *Inbound
+	pod   *Pod
+	flow  model.Flow
+	v     decide.Verdict
+	snap  *snapshot.Snapshot // of the verdict
+	xfcc  []byte
+	start int64
+}
+
+// reqState is one request's; it stays with its exchange object.
+type reqState struct {
+	v       decide.Verdict
+	version uint64
+	outcome []byte // scratch
+	kind    journal.Text
+}
+
+// Accept takes connections of a pod's mesh port.
+func (in *Inbound) Accept(p *Pod) engine.Accept {
+	return func(l *engine.Loop, fd int) {
+		start := l.Now()
+		l.Go(func() {
+			c, err := socket.MakeConn(fd)
+			if err != nil {
+				in.log.Error("cannot take an inbound connection", "pod", p.Container, "err", err)
+				return
+			}
+			in.serve(l, p, c, start)
+		})
+	}
+}
+
+// serve shakes hands and hands the connection on; it runs in its own goroutine.
+func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
+	c := &conn{in: in, pod: p, start: start}
+	c.flow = model.Flow{Namespace: p.Namespace, Workload: p.Account, Container: p.Container, Dir: model.Inbound}
+	c.snap = in.cfg.Store.Load()
+	h, err := in.cfg.Acceptor.Accept(p.Context, p.Local, tc)
+	if err != nil {
+		kind := meshhop.ReasonOf(err)
+		in.log.Warn("inbound hop refused", "pod", p.Container, "reason", string(kind), "err", err)
+		c.v = decide.Verdict{Action: decide.Refuse, Reason: decide.NoVerdict}
+		c.record(0, 0, "client", string(kind))
+		return
+	}
+	c.flow.Dst = model.OrigDst{AddrPort: netip.AddrPortFrom(netip.IPv4Unspecified(), h.Port)}
+	c.flow.Peer = h.Caller.String()
+	c.xfcc = []byte(h.XFCC)
+	c.v = decide.Decide(c.snap, &c.flow, nil)
+	if c.v.Action != decide.Deliver {
+		_ = tc.SetLinger(0)
+		tc.Close()
+		c.record(0, 0, "proxy", "")
+		return
+	}
+	rec := h.Record()
+	if c.v.Class == model.TCP {
+		in.relay(c, tc, rec)
+		return
+	}
+	h2 := h.ALPN == "h2"
+	var first []byte
+	if !h2 { // codec by the first bytes, as an Envoy-based peer does (contract 6.1)
+		if first, h2, err = peek(tc, rec); err != nil {
+			tc.Close()
+			c.record(0, 0, "client", "no-request")
+			return
+		}
+	}
+	fd, err := socket.TakeFD(tc)
+	if err != nil {
+		in.log.Error("cannot take an inbound connection", "pod", p.Container, "err", err)
+		return
+	}
+	home := p.Engine.Home()
+	c.info = engine.ConnInfo{Pod: p.Engine, Loop: home, Pool: in.pool(home), User: c}
+	c.flow.Sniff = model.SniffHTTP11
+	serve := home.ServeHTTP1
+	if h2 {
+		c.flow.Sniff = model.SniffH2C
+		serve = home.ServeHTTP2
+	}
+	err = home.Post(func() {
+		if err := serve(fd, rec, &c.info, first); err != nil {
+			in.log.Error("cannot serve an inbound connection", "pod", p.Container, "err", err)
+			unix.Close(fd)
+		}
+	})
+	if err != nil {
+		unix.Close(fd)
+	}
+}
+
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// peek reads the first plaintext and tells whether it is the HTTP/2 preface.
+func peek(tc *net.TCPConn, rec record.Conn) (first []byte, h2 bool, err error) {
+	_ = tc.SetReadDeadline(time.Now().Add(firstLimit))
+	defer tc.SetReadDeadline(time.Time{})
+	buf := make([]byte, 16<<10)
+	plain := make([]byte, 0, 4<<10)
+	for len(plain) < 4 {
+		n, err := rec.Read(plain[len(plain):cap(plain)])
+		plain = plain[:len(plain)+n]
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, record.ErrMore) {
+			return nil, false, err
+		}
+		n, err = tc.Read(buf)
+		if n == 0 {
+			if err == nil {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, false, err
+		}
+		rec.Feed(buf[:n])
+	}
+	rec.Feed(nil) // buf is ours: what was not read must not lie in it
+	return plain, string(plain[:4]) == preface[:4], nil
+}
+
+// relay delivers a raw-TCP port.
+func (in *Inbound) relay(c *conn, tc *net.TCPConn, rec record.Conn) {
+	p := c.pod
+	ctx, cancel := context.WithTimeout(p.Context, connectLimit)
+	app, err := p.Sockets.Connect(ctx, appAddr(c.v.Port))
+	cancel()
+	if err != nil {
+		_ = tc.SetLinger(0)
+		tc.Close()
+		c.record(0, 0, "server", "connect")
+		return
+	}
+	r := relay.TLS(p.Context, app, tc, rec, nil, relay.Options{})
+	ended := "proxy"
+	switch r.First {
+	case relay.A:
+		ended = "server"
+	case relay.B:
+		ended = "client"
+	}
+	c.record(r.BtoA, r.AtoB, ended, string(r.End))
+}
+
+func appAddr(port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
+}
+
+var (
+	hdrXFCC    = []byte("x-forwarded-client-cert")
+	hdrOutcome = []byte("x-aether-outcome")
+	textPlain  = []byte("text/plain; charset=utf-8")
+)
+
+// Request is exchange.Service.
+func (in *Inbound) Request(x *exchange.Exchange) {
+	c := x.Conn.(*engine.ConnInfo).User.(*conn)
+	rq, _ := x.User.(*reqState)
+	if rq == nil {
+		rq = &reqState{}
+		x.User = rq
+	}
+	*rq = reqState{outcome: rq.outcome[:0]}
+	snap := in.cfg.Store.Load()
+	rq.version = snap.Version()
+	rq.v = decide.Route(snap, &c.flow, &x.Req, 0, nil)
+	switch rq.v.Action {
+	case decide.Deliver:
+		x.Req.Del("x-aether-outcome")
+		x.Req.Set(hdrXFCC, c.xfcc)
+		in.deliver(x, c, rq)
+	case decide.Reply, decide.Refuse:
+		in.reply(x, rq, rq.v.Status, rq.v.Text, strconv.Itoa(rq.v.Status), "-", rq.v.Reason.String())
+	default:
+		in.reply(x, rq, 500, "the proxy has no answer for this request\n", "500", "-", "no-verdict")
+	}
+}
+
+func (in *Inbound) deliver(x *exchange.Exchange, c *conn, rq *reqState) {
+	c.info.Loop.Send(x, c.pod.Engine, c.pod.Sockets, appAddr(rq.v.Port), rq.v.App == model.AppH2C, nil)
+}
+
+// reply answers locally, with the outcome that the source judges retries by (contract 5.7).
+func (in *Inbound) reply(x *exchange.Exchange, rq *reqState, status int, text, code, flags, details string) {
+	var h httpmsg.Head
+	var fields [3]httpmsg.Field
+	h.Fields = fields[:0]
+	h.Status = status
+	rq.outcome = append(append(append(append(append(rq.outcome[:0], code...), ';'), flags...), ';'), x.Req.Method...)
+	rq.outcome = append(append(rq.outcome, ';'), details...)
+	h.Add(hdrOutcome, rq.outcome)
+	if text != "" {
+		h.Add([]byte("content-type"), textPlain)
+	}
+	x.Reply(&h, []byte(text))
+}
+
+// Response is exchange.Service: every answer carries the outcome, an
+// application's own field of that name does not get out.
+func (in *Inbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
+	rq := x.User.(*reqState)
+	o := strconv.AppendInt(rq.outcome[:0], int64(h.Status), 10)
+	o = append(append(append(o, ";-;"...), x.Req.Method...), ";via_upstream"...)
+	rq.outcome = o
+	h.Set(hdrOutcome, o)
+}
+
+// Failed is exchange.Service.
+func (in *Inbound) Failed(x *exchange.Exchange, code exchange.Code) {
+	c := x.Conn.(*engine.ConnInfo).User.(*conn)
+	rq := x.User.(*reqState)
+	if rq.v.Action != decide.Deliver {
+		return
+	}
+	if code == exchange.Stale && x.Attempts < 3 && x.Replayable() && x.Idempotent() {
+		in.deliver(x, c, rq) // the kept connection had been closed by the application
+		return
+	}
+	flag, details := "UC", "upstream_reset_before_response_started{"+code.String()+"}"
+	text := "the application closed the connection without an answer\n"
+	switch code {
+	case exchange.Connect:
+		flag, details = "UF", "upstream_connection_failure"
+		text = "the application does not listen on port " + strconv.Itoa(int(rq.v.Port)) + " of 127.0.0.1\n"
+	case exchange.Protocol:
+		flag, details = "UPE", "upstream_protocol_error"
+		text = "the application's answer is not valid HTTP\n"
+	case exchange.Timeout:
+		flag, details = "UT", "response_timeout"
+		text = "the application did not answer in time\n"
+	case exchange.Refused:
+		flag, details = "UR", "upstream_reset_before_response_started{REFUSED_STREAM}"
+		text = "the application refused the request\n"
+	}
+	rq.kind.SetString(flag)
+	status := 503
+	switch code {
+	case exchange.Protocol:
+		status = 502
+	case exchange.Timeout:
+		status = 504
+	}
+	in.reply(x, rq, status, text, "0", flag, details)
+}
+
+// Done is exchange.Service.
+func (in *Inbound) Done(x *exchange.Exchange) {
+	c := x.Conn.(*engine.ConnInfo).User.(*conn)
+	rq := x.User.(*reqState)
+	v := &rq.v
+	if v.Reason == decide.Live || v.Reason == decide.Ready {
+		return // never access-logged (contract 4.11)
+	}
+	var e journal.Entry
+	c.entry(&e, v)
+	e.Took = time.Duration(c.info.Loop.Now() - x.Start)
+	e.Request = true
+	e.Host.Set(x.Req.Authority)
+	e.Method.Set(x.Req.Method)
+	e.Path.Set(x.Req.Path)
+	e.Status = x.Status
+	e.BytesIn, e.BytesOut = x.ReqBytes, x.ResBytes
+	e.Attempts = x.Attempts
+	e.Ended = x.Ended.String()
+	e.Outcome.Set(rq.outcome)
+	e.Version = rq.version
+	in.cfg.Journal.Ended(&e)
+}
+
+func (c *conn) entry(e *journal.Entry, v *decide.Verdict) {
+	e.At = time.Now()
+	e.Dir, e.Namespace, e.Workload = model.Inbound, c.flow.Namespace, c.flow.Workload
+	e.Dst, e.Sniff, e.Peer = c.flow.Dst.AddrPort, c.flow.Sniff, c.flow.Peer
+	e.Action, e.Reason, e.Rule = v.Action.String(), v.Reason.String(), v.Rule
+}
+
+// record tells the journal of a connection that carried no request.
+func (c *conn) record(in, out int64, ended, outcome string) {
+	var e journal.Entry
+	c.entry(&e, &c.v)
+	e.Took = time.Duration(reactor.Monotonic() - c.start)
+	e.BytesIn, e.BytesOut, e.Ended = in, out, ended
+	e.Outcome.SetString(outcome)
+	e.Version = c.snap.Version()
+	c.in.cfg.Journal.Ended(&e)
+}

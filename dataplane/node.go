@@ -1,0 +1,415 @@
+// Package dataplane assembles one node's data plane: the listeners of its pods,
+// the loops that serve them, identities and capture.
+//
+//   - Apply is told the whole wanted state and changes only what differs: a pod
+//     that stays keeps its sockets and connections.
+//   - A pod that cannot be served (its namespace is gone, a port is taken) is a
+//     problem of that pod alone, reported and tried again.
+//   - Capture rules go in after the pod's listeners accept.
+//
+// It makes no decision about traffic; those are decide's.
+package dataplane
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"aether/dataplane/engine"
+	"aether/dataplane/inbound"
+	"aether/dataplane/journal"
+	"aether/dataplane/listen"
+	"aether/dataplane/model"
+	"aether/dataplane/outbound"
+	"aether/dataplane/reactor"
+	"aether/dataplane/snapshot"
+	"aether/meshhop"
+	"aether/mtls"
+	"aether/mtls/record"
+	"aether/mtls/spiffeid"
+	"aether/tproxy/apply"
+	"aether/tproxy/netns"
+	"aether/tproxy/rules"
+	"aether/tproxy/socket"
+)
+
+// Config of a Node.
+type Config struct {
+	Identities mtls.Source      // required: where the pods' certificates come from
+	Journal    journal.Observer // required
+	Owner      *listen.Owner    // nil: a new one, with nothing inherited
+	Blocking   reactor.Blocking // how loops wait
+	MaxLoops   int              // 0: GOMAXPROCS
+	Records    record.Maker     // who seals TLS records
+	Compat     bool             // accept Envoy-based peers: TLS 1.2, no server name (design 9)
+	Capture    bool             // install the capture rules in the pods, as the CNI plugin would
+	Log        *slog.Logger     // nil: discard
+}
+
+// Node is the data plane of one node. Make it with New, run it with Run.
+type Node struct {
+	cfg      Config
+	log      *slog.Logger
+	store    snapshot.Store
+	engine   *engine.Engine
+	factory  *socket.Factory
+	certs    *mtls.Store
+	dialer   *meshhop.Dialer
+	acceptor *meshhop.Acceptor
+	out      *outbound.Outbound
+	in       *inbound.Inbound
+
+	mu       sync.Mutex
+	want     []model.Workload // of the last Apply
+	pods     map[string]*pod  // by container
+	problems map[string]model.Problem
+	applied  bool
+	ctx      context.Context // of Run; nil before
+
+	socks sync.Map // container → *sockets: what a dial needs, without the lock that Apply holds
+}
+
+// pod is a workload that is served.
+type pod struct {
+	w      model.Workload
+	ns     *netns.NS
+	socks  *sockets
+	engine *engine.Pod
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+// New makes a node that serves nothing yet.
+func New(cfg Config) (*Node, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Owner == nil {
+		cfg.Owner = &listen.Owner{}
+	}
+	e, err := engine.New(engine.Config{Blocking: cfg.Blocking, MaxLoops: cfg.MaxLoops, Log: cfg.Log})
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{cfg: cfg, log: cfg.Log, engine: e, factory: socket.NewFactory(), pods: map[string]*pod{}, problems: map[string]model.Problem{}}
+	n.certs = mtls.NewStore(mtls.Config{Source: cfg.Identities, Changed: n.certChanged})
+	n.dialer = &meshhop.Dialer{
+		Sockets: n.connect, SVID: n.certs.Current, Maker: cfg.Records,
+		Limit: meshhop.NewLimiter(meshhop.LimiterConfig{}),
+	}
+	n.acceptor = &meshhop.Acceptor{Limit: meshhop.NewLimiter(meshhop.LimiterConfig{}), Maker: cfg.Records}
+	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Log: cfg.Log})
+	n.in = inbound.New(inbound.Config{Store: &n.store, Acceptor: n.acceptor, Journal: cfg.Journal, Log: cfg.Log})
+	return n, nil
+}
+
+// Run serves until ctx ends. Capture rules that it installed are taken out, and
+// everything it opened is closed, when it returns.
+func (n *Node) Run(ctx context.Context) error {
+	inner, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var wg sync.WaitGroup
+	wg.Go(func() { n.engine.Run(inner) })
+	certs := make(chan error, 1)
+	wg.Go(func() { certs <- n.certs.Run(inner) })
+	n.mu.Lock()
+	n.ctx = inner
+	n.syncLocked()
+	n.mu.Unlock()
+	retry := time.NewTicker(time.Second)
+	defer retry.Stop()
+	var err error
+	for running := true; running; {
+		select {
+		case <-ctx.Done():
+			running = false
+		case err = <-certs:
+			running = false
+		case <-retry.C:
+			n.mu.Lock()
+			if len(n.problems) > 0 {
+				n.syncLocked()
+			}
+			n.mu.Unlock()
+		}
+	}
+	n.mu.Lock()
+	for _, p := range n.pods {
+		n.dropLocked(p)
+	}
+	n.ctx = nil
+	n.mu.Unlock()
+	stop()
+	wg.Wait()
+	return errors.Join(err, n.factory.Close(), n.cfg.Owner.Close())
+}
+
+// Apply makes snap the node's view of the mesh and workloads the pods it
+// serves. It returns once listeners of new pods accept, or their problem is known.
+func (n *Node) Apply(snap *snapshot.Snapshot, workloads []model.Workload) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.store.Swap(snap)
+	n.want = slices.Clone(workloads)
+	n.applied = true
+	if n.ctx != nil {
+		n.syncLocked()
+	}
+	n.out.Swept(snap)
+}
+
+// Snapshot is the current view; nil before the first Apply.
+func (n *Node) Snapshot() *snapshot.Snapshot { return n.store.Load() }
+
+// Ready reports whether a first state has been applied and its pods are being
+// listened for; pods with a problem do not hold it up.
+func (n *Node) Ready() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.applied && n.ctx != nil
+}
+
+// Problems are those of pods that cannot be served, by pod.
+func (n *Node) Problems() []model.Problem {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := make([]model.Problem, 0, len(n.problems))
+	for _, p := range n.problems {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b model.Problem) int { return cmp.Compare(a.Object, b.Object) })
+	return out
+}
+
+// PodStatus is what Pods tells of one pod.
+type PodStatus struct {
+	Pod, Container, NetNS, Identity string
+	CertificateUntil                time.Time // zero: no valid certificate
+	Connections                     int64
+	Loop                            int
+}
+
+// Pods tells of the pods that are served, by name.
+func (n *Node) Pods() []PodStatus {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := make([]PodStatus, 0, len(n.pods))
+	for c, p := range n.pods {
+		s := PodStatus{
+			Pod: p.w.Namespace + "/" + p.w.Name, Container: c, NetNS: p.w.NetNS, Identity: p.w.SPIFFEID,
+			Connections: p.engine.Conns(), Loop: p.engine.Home().ID(),
+		}
+		if v := n.certs.Current(c); v != nil {
+			s.CertificateUntil = v.NotAfter
+		}
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b PodStatus) int { return cmp.Compare(a.Pod, b.Pod) })
+	return out
+}
+
+// Engine is for statistics.
+func (n *Node) Engine() *engine.Engine { return n.engine }
+
+func (n *Node) certChanged(r mtls.Ref, s *mtls.SVID, err error) {
+	if err != nil {
+		n.log.Warn("identity", "pod", r.Namespace+"/"+r.Pod, "id", r.ID.String(), "err", err)
+		return
+	}
+	n.log.Info("identity in force", "pod", r.Namespace+"/"+r.Pod, "id", r.ID.String(), "until", s.NotAfter)
+}
+
+// syncLocked makes the pods what want says.
+func (n *Node) syncLocked() {
+	want := map[string]*model.Workload{}
+	for i := range n.want {
+		want[n.want[i].ContainerID] = &n.want[i]
+	}
+	for c, p := range n.pods {
+		if w := want[c]; w == nil || !sameSockets(&p.w, w) {
+			n.dropLocked(p)
+		} else {
+			if n.cfg.Capture && !slices.Equal(ruleset(w), ruleset(&p.w)) {
+				n.captureLocked(p, w)
+			}
+			p.w = *w
+		}
+	}
+	clear(n.problems)
+	for c, w := range want {
+		p := n.pods[c]
+		if p == nil {
+			var err error
+			if p, err = n.addLocked(w); err != nil {
+				n.problemLocked(w, err)
+				continue
+			}
+			n.pods[c] = p
+			if n.cfg.Capture {
+				n.captureLocked(p, w)
+			}
+		}
+	}
+}
+
+// sameSockets: nothing changed that sockets and sessions were made from.
+func sameSockets(a, b *model.Workload) bool {
+	return a.Namespace == b.Namespace && a.Account == b.Account && a.NetNS == b.NetNS && a.SPIFFEID == b.SPIFFEID
+}
+
+func ruleset(w *model.Workload) []string {
+	return []string{captureOf(w).Ruleset().String()}
+}
+
+func captureOf(w *model.Workload) rules.Config {
+	return rules.Config{RedirectAll: w.Capture.RedirectAll, ExcludePorts: w.Capture.ExcludePorts, ExcludeRanges: w.Capture.ExcludeRanges}
+}
+
+func (n *Node) problemLocked(w *model.Workload, err error) {
+	name := w.Namespace + "/" + w.Name
+	p := model.Problem{Object: "Pod " + name, Reason: err.Error()}
+	if _, known := n.problems[w.ContainerID]; !known {
+		n.log.Warn("pod not served; it is tried again", "pod", name, "err", err)
+	}
+	n.problems[w.ContainerID] = p
+}
+
+func (n *Node) captureLocked(p *pod, w *model.Workload) {
+	err := apply.Apply(p.ns, captureOf(w).Ruleset())
+	switch {
+	case errors.Is(err, apply.ErrNoIPv6):
+		n.log.Info("capture without IPv6", "pod", w.Namespace+"/"+w.Name, "note", err)
+	case err != nil:
+		n.problemLocked(w, fmt.Errorf("capture: %w", err))
+	}
+}
+
+func (n *Node) addLocked(w *model.Workload) (_ *pod, err error) {
+	id, err := spiffeid.Parse(w.SPIFFEID)
+	if err != nil {
+		return nil, err
+	}
+	p := &pod{w: *w}
+	if p.ns, err = netns.Open(w.NetNS); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			p.ns.Close()
+		}
+	}()
+	set, err := n.cfg.Owner.OpenPod(p.ns, w.ContainerID)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(n.ctx)
+	p.cancel = cancel
+	p.socks = &sockets{ctx: ctx, pool: n.factory.Open(p.ns), pod: w.Namespace + "/" + w.Name}
+	p.engine = n.engine.AddPod(w.Namespace + "/" + w.Name)
+	n.certs.Add(mtls.Ref{Container: w.ContainerID, Namespace: w.Namespace, Account: w.Account, Pod: w.Name, ID: id})
+
+	container := w.ContainerID
+	op := &outbound.Pod{
+		Context: ctx, Engine: p.engine, Container: container, Namespace: w.Namespace, Account: w.Account, ID: id, Sockets: p.socks,
+	}
+	ip := &inbound.Pod{
+		Context: ctx, Engine: p.engine, Container: container, Namespace: w.Namespace, Account: w.Account, ID: id, Sockets: p.socks,
+		Local: &meshhop.Local{Pod: container, ID: id, Compat: n.cfg.Compat, TLS: mtls.ServerConfig(mtls.Server{
+			Pod:    container,
+			SVID:   func() *mtls.SVID { return n.certs.Current(container) },
+			Serves: func(port uint16) bool { return n.serves(container, port) },
+			Compat: n.cfg.Compat,
+		})},
+	}
+	n.pods[container] = p
+	n.socks.Store(container, p.socks)
+	err = errors.Join(
+		p.engine.Listen(set.Capture, n.out.AcceptCaptured(op)),
+		p.engine.Listen(set.Proxy, n.out.AcceptProxy(op)),
+		p.engine.Listen(set.Mesh, n.in.Accept(ip)),
+	)
+	if set.Proxy6 >= 0 && err == nil {
+		err = p.engine.Listen(set.Proxy6, n.out.AcceptProxy(op))
+	}
+	if err != nil {
+		n.dropLocked(p)
+		return nil, err
+	}
+	n.log.Info("pod served", "pod", w.Namespace+"/"+w.Name, "netns", w.NetNS, "id", w.SPIFFEID)
+	return p, nil
+}
+
+// serves: the pod declares the port; 0, no server name, stands for its declared port (Compat).
+func (n *Node) serves(container string, port uint16) bool {
+	w := n.store.Load().Workload(container)
+	if w == nil {
+		return false
+	}
+	if port == 0 {
+		return true
+	}
+	p, ok := w.Port(port)
+	return ok && (p.Class == model.HTTP || p.Class == model.TCP)
+}
+
+func (n *Node) dropLocked(p *pod) {
+	delete(n.pods, p.w.ContainerID)
+	n.socks.Delete(p.w.ContainerID)
+	if n.cfg.Capture { // first: what is dialled from now on is not to meet a closed listener
+		if err := apply.Remove(p.ns); err != nil && p.ns.Check() == nil {
+			n.log.Warn("capture rules stay behind", "pod", p.w.Namespace+"/"+p.w.Name, "err", err)
+		}
+	}
+	p.cancel()
+	n.engine.RemovePod(p.engine)
+	n.certs.Remove(p.w.ContainerID)
+	if err := n.cfg.Owner.ReleasePod(p.w.ContainerID); err != nil {
+		n.log.Warn("listeners", "pod", p.w.Namespace+"/"+p.w.Name, "err", err)
+	}
+	p.socks.pool.Close()
+	p.ns.Close()
+	n.log.Info("pod no longer served", "pod", p.w.Namespace+"/"+p.w.Name)
+}
+
+// connect is meshhop.Dialer.Sockets.
+func (n *Node) connect(ctx context.Context, container string, addr netip.AddrPort) (*net.TCPConn, error) {
+	s, ok := n.socks.Load(container)
+	if !ok {
+		return nil, fmt.Errorf("dataplane: pod %s is not served any more", container)
+	}
+	return s.(*sockets).Connect(ctx, addr)
+}
+
+// sockets makes sockets in one pod's namespace.
+type sockets struct {
+	ctx  context.Context
+	pool *socket.Pool
+	pod  string
+}
+
+func (s *sockets) Get(v6 bool) (int, bool) { return s.pool.Get(v6) }
+
+// Request is engine.SocketPool.
+func (s *sockets) Request(v6 bool, on func(int, error)) {
+	go func() {
+		ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
+		defer cancel()
+		on(s.pool.Wait(ctx, v6))
+	}()
+}
+
+// Connect connects from the pod's namespace.
+func (s *sockets) Connect(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error) {
+	fd, err := s.pool.Wait(ctx, addr.Addr().Unmap().Is6())
+	if err != nil {
+		return nil, fmt.Errorf("dataplane: socket for pod %s: %w", s.pod, err)
+	}
+	return socket.Connect(ctx, fd, addr)
+}

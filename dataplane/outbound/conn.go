@@ -1,0 +1,501 @@
+package outbound
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"aether/dataplane/decide"
+	"aether/dataplane/engine"
+	"aether/dataplane/journal"
+	"aether/dataplane/model"
+	"aether/dataplane/reactor"
+	"aether/dataplane/relay"
+	"aether/dataplane/snapshot"
+	"aether/meshhop"
+	"aether/mtls/spiffeid"
+	"aether/sniff"
+	"aether/tproxy/socket"
+)
+
+const (
+	idleLimit  = 5 * time.Minute // of a connection that says nothing to a port that must be HTTP
+	dialLimit  = 2 * time.Second // of a passthrough connect (contract 4.7)
+	firstRead  = 4 << 10
+	maxH2Sniff = 16 << 10
+)
+
+// sniffer waits for a connection's first bytes and asks Decide again. While it
+// waits it holds no buffer.
+type sniffer struct {
+	c     *conn
+	snap  *snapshot.Snapshot // the world of the first verdict, and of the second
+	v     decide.Verdict
+	fd    int
+	buf   []byte
+	state sniff.State
+	timer reactor.Timer
+	race  *racer
+	open  bool // registered
+	done  bool
+	last  bool // no more bytes are waited for
+	ready bool
+}
+
+func (c *conn) sniff(snap *snapshot.Snapshot, v decide.Verdict, fd int) {
+	s := &sniffer{c: c, snap: snap, v: v, fd: fd}
+	l := c.st.l
+	if err := l.Register(fd, s, reactor.Stream); err != nil {
+		unix.Close(fd)
+		return
+	}
+	s.open = true
+	wait := v.Wait
+	if wait == 0 {
+		wait = idleLimit
+	}
+	l.Arm(&s.timer, s, int64(wait))
+	if v.Race {
+		s.race = c.startRace(s)
+	}
+}
+
+// Event is reactor.Source.
+func (s *sniffer) Event(ev uint32) {
+	if ev&^reactor.Writable == 0 || s.done {
+		return
+	}
+	s.ready = true
+	s.read()
+}
+
+func (s *sniffer) read() {
+	l := s.c.st.l
+	for s.ready && !s.done {
+		if len(s.buf) == cap(s.buf) {
+			if len(s.buf) >= sniff.MaxPeek {
+				s.last = true
+				s.settle(s.state.Last(s.buf))
+				return
+			}
+			s.buf = append(make([]byte, 0, max(firstRead, min(2*cap(s.buf), sniff.MaxPeek))), s.buf...)
+		}
+		n, err := unix.Read(s.fd, s.buf[len(s.buf):cap(s.buf)])
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			s.ready = false
+			return
+		case err != nil:
+			s.drop(true)
+			return
+		case n == 0: // no more will come
+			s.last = true
+			if len(s.buf) == 0 && s.race == nil {
+				s.drop(false)
+				return
+			}
+			s.settle(s.state.Last(s.buf))
+			return
+		}
+		s.ready = n == cap(s.buf)-len(s.buf)
+		s.buf = s.buf[:len(s.buf)+n]
+		if r := s.state.Detect(s.buf); !r.More {
+			if s.settle(r); s.done {
+				return
+			}
+		}
+		if s.race == nil && s.v.Wait != 0 {
+			l.Arm(&s.timer, s, int64(s.v.Wait)) // the client has begun: it may finish
+		}
+	}
+}
+
+// Run is reactor.Task: the wait is over.
+func (s *sniffer) Run() {
+	if s.done {
+		return
+	}
+	if len(s.buf) == 0 && s.v.Wait == 0 {
+		s.drop(false) // a pre-opened connection that was never used
+		return
+	}
+	s.last = true
+	s.settle(s.state.Last(s.buf))
+}
+
+// Fail is reactor.Source and Task.
+func (s *sniffer) Fail(error) { s.drop(true) }
+
+// serverSpoke: the dialled server was first, so nothing is waited for any more.
+func (s *sniffer) serverSpoke() {
+	switch {
+	case s.done:
+	case len(s.buf) == 0:
+		s.settled(model.SniffSilent, "")
+	default:
+		// Both have spoken: the client's bytes win. What they are is clear, or
+		// they go on only once they have the server's (an h2c client that waits for SETTINGS).
+		if r := s.state.Detect(s.buf); !r.More {
+			s.last = true
+			s.settle(r)
+		}
+	}
+}
+
+func (s *sniffer) settle(r sniff.Result) {
+	if s.done {
+		return
+	}
+	switch r.Proto {
+	case sniff.HTTP10, sniff.HTTP11:
+		kind := model.SniffHTTP11
+		if r.Proto == sniff.HTTP10 {
+			kind = model.SniffHTTP10
+		}
+		host, more, _ := s.state.RequestHost(s.buf)
+		if more && s.needsHost() {
+			return // the request line is here, the authority is not: read on
+		}
+		s.settled(kind, string(host))
+	case sniff.H2C:
+		host, more := h2Authority(s.buf)
+		if more && s.needsHost() {
+			return
+		}
+		s.settled(model.SniffH2C, host)
+	case sniff.TLS:
+		s.settled(model.SniffTLS, string(r.SNI))
+	case sniff.None:
+		s.settled(model.SniffSilent, "")
+	default:
+		s.settled(model.SniffOpaque, "")
+	}
+}
+
+// needsHost: only on a connection to a foreign address does the verdict hang on the authority.
+func (s *sniffer) needsHost() bool { return !s.last && s.v.Reason == decide.ForeignAddress }
+
+// settled asks Decide with the result and acts.
+func (s *sniffer) settled(kind model.Sniff, host string) {
+	c, l := s.c, s.c.st.l
+	s.done = true
+	l.Disarm(&s.timer)
+	c.flow.Sniff, c.flow.Host = kind, host
+	v := s.v
+	if v.Action == decide.Sniff || kind != model.SniffHTTP11 && kind != model.SniffHTTP10 && kind != model.SniffH2C {
+		v = decide.Decide(s.snap, &c.flow, nil)
+	}
+	switch v.Action {
+	case decide.Serve:
+		s.stopRace()
+		if kind == model.SniffH2C {
+			l.AdoptHTTP2(s.fd, &c.info, s.buf, s.ready)
+		} else {
+			l.AdoptHTTP1(s.fd, &c.info, s.buf, s.ready)
+		}
+		c.info.OnClose = closed
+	case decide.Passthrough:
+		c.passOn(s, v)
+	case decide.Forward:
+		s.stopRace()
+		if err := l.Detach(s.fd); err != nil {
+			unix.Close(s.fd)
+			return
+		}
+		c.forward(s.fd, v, s.snap, s.buf)
+	default:
+		s.stopRace()
+		l.Forget(s.fd)
+		_ = socket.Abort(s.fd)
+		c.record(v, s.snap, connEnd{})
+	}
+}
+
+// closed is engine.ConnInfo.OnClose of a served connection.
+func closed(info *engine.ConnInfo) {
+	c := info.User.(*conn)
+	if c.passed {
+		info.Loop.DropScope(info, c.flow.Dst.AddrPort, c.passH2)
+	}
+}
+
+func (s *sniffer) stopRace() {
+	if s.race != nil {
+		s.race.close()
+		s.race = nil
+	}
+}
+
+func (s *sniffer) drop(abort bool) {
+	if s.done {
+		return
+	}
+	s.done = true
+	s.stopRace()
+	l := s.c.st.l
+	l.Disarm(&s.timer)
+	l.Forget(s.fd)
+	if abort {
+		_ = socket.Abort(s.fd)
+	} else {
+		unix.Close(s.fd)
+	}
+	v := s.v
+	s.c.record(v, s.snap, connEnd{ended: "client"})
+}
+
+// racer is a connection to the dialled address, made while the client has not spoken.
+type racer struct {
+	c         *conn
+	s         *sniffer // nil once somebody waits for the connection instead
+	fd        int
+	connected bool
+	failed    bool
+	spoke     bool
+	timer     reactor.Timer
+	then      func(ok bool) // called when the connect is over
+}
+
+// startRace dials; nil: there was no socket at hand, and the race is left out.
+func (c *conn) startRace(s *sniffer) *racer {
+	dst := c.flow.Dst.AddrPort
+	fd, ok := c.pod.Sockets.Get(dst.Addr().Unmap().Is6())
+	if !ok {
+		return nil
+	}
+	r := &racer{c: c, s: s, fd: fd}
+	if err := connectTo(fd, dst); err != nil {
+		unix.Close(fd)
+		return nil
+	}
+	l := c.st.l
+	if err := l.Register(fd, r, reactor.Stream); err != nil {
+		unix.Close(fd)
+		return nil
+	}
+	l.Arm(&r.timer, r, int64(dialLimit))
+	return r
+}
+
+func connectTo(fd int, dst netip.AddrPort) error {
+	var sa unix.Sockaddr
+	if a := dst.Addr().Unmap(); a.Is4() {
+		sa = &unix.SockaddrInet4{Port: int(dst.Port()), Addr: a.As4()}
+	} else {
+		sa = &unix.SockaddrInet6{Port: int(dst.Port()), Addr: a.As16()}
+	}
+	if err := unix.Connect(fd, sa); err != nil && err != unix.EINPROGRESS {
+		return err
+	}
+	return nil
+}
+
+// Event is reactor.Source.
+func (r *racer) Event(ev uint32) {
+	if r.failed {
+		return
+	}
+	if !r.connected && ev&(reactor.Writable|reactor.Error|reactor.Hangup) != 0 {
+		if v, err := unix.GetsockoptInt(r.fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || v != 0 {
+			r.lost()
+			return
+		}
+		r.connected = true
+		r.c.st.l.Disarm(&r.timer)
+		if r.then != nil {
+			r.then(true)
+			return
+		}
+	}
+	if r.connected && ev&^reactor.Writable != 0 {
+		r.spoke = true // bytes, or its end: either way the server was first
+		if r.s != nil {
+			r.s.serverSpoke()
+		}
+	}
+}
+
+// Run is reactor.Task: the connect took too long.
+func (r *racer) Run() { r.lost() }
+
+// Fail is reactor.Source and Task.
+func (r *racer) Fail(error) { r.lost() }
+
+func (r *racer) lost() {
+	if r.failed || r.connected {
+		return
+	}
+	r.close()
+	if r.s != nil {
+		r.s.race = nil
+	}
+	if r.then != nil {
+		r.then(false)
+	}
+}
+
+func (r *racer) close() {
+	if !r.failed {
+		r.failed = true
+		l := r.c.st.l
+		l.Disarm(&r.timer)
+		l.Forget(r.fd)
+		unix.Close(r.fd)
+	}
+}
+
+// passOn passes a sniffed connection through, over the racer's connection if there is one.
+func (c *conn) passOn(s *sniffer, v decide.Verdict) {
+	l := c.st.l
+	if err := l.Detach(s.fd); err != nil {
+		unix.Close(s.fd)
+		s.stopRace()
+		return
+	}
+	r := s.race
+	s.race = nil
+	if r == nil {
+		c.pass(s.fd, v, s.snap, -1, s.buf)
+		return
+	}
+	r.s = nil
+	fd, buf, snap := s.fd, s.buf, s.snap
+	go1 := func(ok bool) {
+		if !ok {
+			_ = socket.Abort(fd)
+			c.record(v, snap, connEnd{ended: "server", outcome: "connect"})
+			return
+		}
+		r.failed = true // the racer is used up; its socket lives on
+		if err := l.Detach(r.fd); err != nil {
+			unix.Close(r.fd)
+			_ = socket.Abort(fd)
+			return
+		}
+		c.pass(fd, v, snap, r.fd, buf)
+	}
+	if r.connected {
+		go1(true)
+		return
+	}
+	r.then = go1
+}
+
+// pass relays fd to the dialled address for life. up is a connection to it, or -1.
+func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, first []byte) {
+	first = clone(first)
+	c.st.l.Go(func() {
+		a, err := socket.MakeConn(fd)
+		if err != nil {
+			if up >= 0 {
+				unix.Close(up)
+			}
+			return
+		}
+		var b *net.TCPConn
+		if up >= 0 {
+			b, err = socket.MakeConn(up)
+		} else {
+			ctx, cancel := context.WithTimeout(c.pod.Context, dialLimit)
+			b, err = c.pod.Sockets.Connect(ctx, c.flow.Dst.AddrPort)
+			cancel()
+		}
+		if err != nil {
+			_ = a.SetLinger(0)
+			a.Close()
+			c.record(v, snap, connEnd{ended: "server", outcome: "connect"})
+			return
+		}
+		c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, relay.Options{}))
+	})
+}
+
+// forward relays fd over the hop: a declared raw-TCP port.
+func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first []byte) {
+	rq := reqState{v: v, snap: snap}
+	e := c.st.pick(snap.Endpoints(v.Backend), c.pod, &rq)
+	if e == nil {
+		_ = socket.Abort(fd)
+		c.record(v, snap, connEnd{ended: "proxy", outcome: "no-endpoint"})
+		return
+	}
+	first = clone(first)
+	c.st.l.Go(func() {
+		a, err := socket.MakeConn(fd)
+		if err != nil {
+			return
+		}
+		refuse := func(kind string) {
+			_ = a.SetLinger(0)
+			a.Close()
+			c.record(v, snap, connEnd{endpoint: e, ended: "server", outcome: kind})
+		}
+		pin, err := spiffeid.Parse(e.SPIFFEID)
+		if err != nil {
+			refuse("wrong-peer")
+			return
+		}
+		s, err := c.o.cfg.Dialer.Dial(c.pod.Context, meshhop.Key{
+			Pod: c.pod.Container, Source: c.pod.ID, Endpoint: e.Addr, SNI: v.Backend.SNI, Proto: meshhop.Raw, Pin: pin,
+		})
+		if err != nil {
+			kind := meshhop.ReasonOf(err)
+			c.o.log.Warn("hop not opened", "reason", kind, "err", err)
+			refuse(string(kind))
+			return
+		}
+		c.recordRelay(v, snap, e, relay.TLS(c.pod.Context, a, s.Conn, s.Record(), first, relay.Options{}))
+	})
+}
+
+func clone(b []byte) []byte {
+	if len(b) == 0 {
+		return nil
+	}
+	return append([]byte(nil), b...)
+}
+
+// connEnd is what a connection's entry says beside its verdict.
+type connEnd struct {
+	endpoint *snapshot.Endpoint
+	in, out  int64
+	ended    string
+	outcome  string
+}
+
+func (c *conn) recordRelay(v decide.Verdict, snap *snapshot.Snapshot, e *snapshot.Endpoint, r relay.Result) {
+	ended := "proxy"
+	switch r.First {
+	case relay.A:
+		ended = "client"
+	case relay.B:
+		ended = "server"
+	}
+	c.record(v, snap, connEnd{endpoint: e, in: r.AtoB, out: r.BtoA, ended: ended, outcome: string(r.End)})
+}
+
+// record tells the journal of a connection that carried no request of ours. Any goroutine.
+func (c *conn) record(v decide.Verdict, snap *snapshot.Snapshot, end connEnd) {
+	var e journal.Entry
+	e.At = time.Now()
+	e.Took = time.Duration(reactor.Monotonic() - c.start)
+	e.Dir, e.Namespace, e.Workload = c.flow.Dir, c.flow.Namespace, c.flow.Workload
+	e.Dst, e.Sniff = c.flow.Dst.AddrPort, c.flow.Sniff
+	e.Host.SetString(c.flow.Host)
+	e.Action, e.Reason, e.Rule = v.Action.String(), v.Reason.String(), v.Rule
+	if v.Backend != nil {
+		e.Backend = v.Backend.Name
+	}
+	if end.endpoint != nil {
+		e.Endpoint, e.Peer = end.endpoint.Addr, end.endpoint.SPIFFEID
+	}
+	e.BytesIn, e.BytesOut, e.Ended = end.in, end.out, end.ended
+	e.Outcome.SetString(end.outcome)
+	e.Version = snap.Version()
+	c.o.cfg.Journal.Ended(&e)
+}

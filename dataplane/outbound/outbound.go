@@ -1,0 +1,511 @@
+// Package outbound carries what a pod sends: captured connections and the
+// proxy port. It asks decide what each one is, serves HTTP request by request
+// over the hop, and hands everything else to a relay.
+//
+//   - Identity and namespace come from the listener's pod; nothing on the wire is believed.
+//   - No certificate of the pod's own, no hop: 503, and nothing is dialled.
+//   - What passes through is decided once a connection, and leaves from the pod's namespace.
+//   - One journal entry at the end of each request and of each connection that carried none.
+//
+// It knows no listener, no registry and no TLS: those are given to it.
+package outbound
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"aether/dataplane/balance"
+	"aether/dataplane/decide"
+	"aether/dataplane/engine"
+	"aether/dataplane/exchange"
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/journal"
+	"aether/dataplane/model"
+	"aether/dataplane/snapshot"
+	"aether/meshhop"
+	"aether/mtls"
+	"aether/mtls/record"
+	"aether/mtls/spiffeid"
+	"aether/tproxy/socket"
+)
+
+// Config of the outbound side. All fields are required but Log.
+type Config struct {
+	Store   *snapshot.Store
+	Dialer  *meshhop.Dialer
+	Journal journal.Observer
+	Log     *slog.Logger // nil: discard
+}
+
+// Outbound serves the pods that are added to it.
+type Outbound struct {
+	cfg Config
+	log *slog.Logger
+
+	mu    sync.Mutex
+	loops map[*engine.Loop]*loopState // guarded by mu
+}
+
+// New makes an Outbound.
+func New(cfg Config) *Outbound {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Outbound{cfg: cfg, log: cfg.Log, loops: map[*engine.Loop]*loopState{}}
+}
+
+// Pod is a workload whose egress is served. Its fields are not changed once it is used.
+type Pod struct {
+	Context   context.Context // ends with the pod, and its relays with it
+	Engine    *engine.Pod
+	Container string
+	Namespace string
+	Account   string
+	ID        spiffeid.ID
+	Sockets   Sockets
+}
+
+// Sockets makes sockets in the pod's namespace, marked so that capture leaves them alone.
+type Sockets interface {
+	engine.SocketPool
+	// Connect connects from the pod's namespace until ctx ends.
+	Connect(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+}
+
+// loopState is what the outbound side keeps on one loop.
+type loopState struct {
+	o    *Outbound
+	l    *engine.Loop
+	pool exchange.Pool
+	hops map[hopKey]*hopState
+	rnd  *rand.Rand
+}
+
+type hopKey struct {
+	pod  *Pod
+	addr netip.AddrPort
+	port uint16
+	pin  string
+}
+
+type hopState struct {
+	hop  *engine.Hop
+	load uint32 // requests under way
+}
+
+func (o *Outbound) state(l *engine.Loop) *loopState {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	st := o.loops[l]
+	if st == nil {
+		st = &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+		st.pool.Service = o
+		o.loops[l] = st
+	}
+	return st
+}
+
+// conn is one downstream connection.
+type conn struct {
+	info     engine.ConnInfo
+	o        *Outbound
+	pod      *Pod
+	st       *loopState
+	flow     model.Flow
+	start    int64
+	requests int
+	passed   bool // a request of it went to the dialled address: that connection is closed with it
+	passH2   bool
+}
+
+// reqState is one request's; it stays with its exchange object.
+type reqState struct {
+	v        decide.Verdict
+	snap     *snapshot.Snapshot
+	hop      *hopState
+	endpoint *snapshot.Endpoint
+	tried    [3]netip.AddrPort
+	attempt  int
+	outcome  journal.Text
+	reqID    [36]byte
+}
+
+// AcceptCaptured takes connections of a pod's capture listener.
+func (o *Outbound) AcceptCaptured(p *Pod) engine.Accept {
+	return func(l *engine.Loop, fd int) {
+		dst, err := socket.OrigDst(fd)
+		if err != nil {
+			o.log.Warn("captured connection without an original destination", "pod", p.Container, "err", err)
+			unix.Close(fd)
+			return
+		}
+		o.accept(l, fd, p, model.Captured, dst)
+	}
+}
+
+// AcceptProxy takes connections of a pod's proxy port.
+func (o *Outbound) AcceptProxy(p *Pod) engine.Accept {
+	return func(l *engine.Loop, fd int) { o.accept(l, fd, p, model.Proxy, netip.AddrPort{}) }
+}
+
+func (o *Outbound) accept(l *engine.Loop, fd int, p *Pod, dir model.Direction, dst netip.AddrPort) {
+	st := o.state(l)
+	c := &conn{o: o, pod: p, st: st, start: l.Now()}
+	c.info = engine.ConnInfo{Pod: p.Engine, Loop: l, Pool: &st.pool, User: c}
+	c.flow = model.Flow{Namespace: p.Namespace, Workload: p.Account, Container: p.Container, Dir: dir, Dst: model.OrigDst{AddrPort: dst}}
+	snap := o.cfg.Store.Load()
+	v := decide.Decide(snap, &c.flow, nil)
+	switch v.Action {
+	case decide.Sniff, decide.Serve:
+		c.sniff(snap, v, fd)
+	case decide.Forward:
+		c.forward(fd, v, snap, nil)
+	case decide.Passthrough:
+		c.pass(fd, v, snap, -1, nil)
+	default:
+		_ = socket.Abort(fd)
+		c.record(v, snap, connEnd{})
+	}
+}
+
+var errNoIdentity = errors.New("the endpoint's row has no valid SPIFFE ID")
+
+// hopFor finds or makes the hop that carries requests of the pod to e.
+func (st *loopState) hopFor(p *Pod, b *snapshot.Backend, e *snapshot.Endpoint) (*hopState, error) {
+	k := hopKey{p, e.Addr, b.Port, e.SPIFFEID}
+	if h := st.hops[k]; h != nil {
+		return h, nil
+	}
+	pin, err := spiffeid.Parse(e.SPIFFEID)
+	if err != nil {
+		return nil, errNoIdentity
+	}
+	mk := meshhop.Key{Pod: p.Container, Source: p.ID, Endpoint: e.Addr, SNI: b.SNI, Proto: meshhop.H2, Pin: pin}
+	h := &hopState{}
+	h.hop = st.l.NewHop(p.Engine, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
+		s, err := st.o.cfg.Dialer.Dial(ctx, mk)
+		if err != nil {
+			st.o.log.Warn("hop not opened", "reason", meshhop.ReasonOf(err), "err", err)
+			return -1, nil, 0, err
+		}
+		rec := s.Record()
+		fd, err := socket.TakeFD(s.Conn)
+		if err != nil {
+			return -1, nil, 0, err
+		}
+		return fd, rec, time.Until(s.NotAfter), nil
+	}, func() {
+		if st.hops[k] == h {
+			delete(st.hops, k)
+		}
+	})
+	st.hops[k] = h
+	return h, nil
+}
+
+// Request is exchange.Service.
+func (o *Outbound) Request(x *exchange.Exchange) {
+	c := x.Conn.(*engine.ConnInfo).User.(*conn)
+	c.requests++
+	rq, _ := x.User.(*reqState)
+	if rq == nil {
+		rq = &reqState{}
+		x.User = rq
+	}
+	*rq = reqState{}
+	snap := o.cfg.Store.Load()
+	rq.snap = snap
+	rq.v = decide.Route(snap, &c.flow, &x.Req, c.st.rnd.Uint32(), nil)
+	h := &x.Req
+	switch rq.v.Action {
+	case decide.Forward:
+		clean(h)
+		o.requestID(x, rq)
+		if _, ok := h.Get("x-forwarded-proto"); !ok {
+			h.Add(hdrProto, h.Scheme)
+		}
+		rq.v.ApplyRequest(h)
+		o.send(x, c, rq)
+	case decide.Passthrough:
+		// Not the mesh's: it goes where it was dialled, in the client's own version.
+		c.passed = true
+		c.passH2 = c.flow.Sniff == model.SniffH2C
+		c.st.l.Send(x, c.pod.Engine, c.pod.Sockets, c.flow.Dst.AddrPort, c.passH2, &c.info)
+	case decide.Refuse, decide.Reply:
+		o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, 2)
+	default:
+		o.reply(x, 500, "", "the proxy has no answer for this request (reason "+rq.v.Reason.String()+")\n", 13)
+	}
+}
+
+var (
+	hdrXFCC        = []byte("x-forwarded-client-cert")
+	hdrOutcome     = []byte("x-aether-outcome")
+	hdrError       = []byte("x-aether-error")
+	hdrProto       = []byte("x-forwarded-proto")
+	hdrRequestID   = []byte("x-request-id")
+	hdrContentType = []byte("content-type")
+	hdrGRPCStatus  = []byte("grpc-status")
+	hdrGRPCMessage = []byte("grpc-message")
+	textPlain      = []byte("text/plain; charset=utf-8")
+	appGRPC        = []byte("application/grpc")
+)
+
+// clean removes what only a proxy may say (contract 5.7, 5.9).
+func clean(h *httpmsg.Head) {
+	h.Del(string(hdrXFCC))
+	h.Del(string(hdrOutcome))
+}
+
+const hexDigits = "0123456789abcdef"
+
+// requestID gives the request an id unless the client sent one (contract 5.9).
+func (o *Outbound) requestID(x *exchange.Exchange, rq *reqState) {
+	if _, ok := x.Req.Get("x-request-id"); ok {
+		return
+	}
+	c := x.Conn.(*engine.ConnInfo).User.(*conn)
+	var u [16]byte
+	a, b := c.st.rnd.Uint64(), c.st.rnd.Uint64()
+	for i := range 8 {
+		u[i], u[8+i] = byte(a>>(8*i)), byte(b>>(8*i))
+	}
+	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80 // version 4, RFC 9562
+	j := 0
+	for i, v := range u {
+		if i == 4 || i == 6 || i == 8 || i == 10 {
+			rq.reqID[j] = '-'
+			j++
+		}
+		rq.reqID[j], rq.reqID[j+1] = hexDigits[v>>4], hexDigits[v&15]
+		j += 2
+	}
+	x.Req.Add(hdrRequestID, rq.reqID[:])
+}
+
+// send picks an endpoint and gives the request to its hop.
+func (o *Outbound) send(x *exchange.Exchange, c *conn, rq *reqState) {
+	set := rq.snap.Endpoints(rq.v.Backend)
+	e := c.st.pick(set, c.pod, rq)
+	if e == nil {
+		o.fail(x, rq, "no-endpoint", "no healthy endpoint serves "+rq.v.Backend.Name)
+		return
+	}
+	h, err := c.st.hopFor(c.pod, rq.v.Backend, e)
+	if err != nil {
+		x.Cause = err
+		o.fail(x, rq, "wrong-peer", err.Error())
+		return
+	}
+	rq.endpoint = e
+	if rq.attempt < len(rq.tried) {
+		rq.tried[rq.attempt] = e.Addr
+	}
+	rq.attempt++
+	rq.release()
+	rq.hop = h
+	h.load++
+	h.hop.Send(x)
+}
+
+func (rq *reqState) release() {
+	if rq.hop != nil {
+		rq.hop.load--
+		rq.hop = nil
+	}
+}
+
+// pick chooses an endpoint, another one than those already tried where there is one.
+func (st *loopState) pick(set *snapshot.EndpointSet, p *Pod, rq *reqState) *snapshot.Endpoint {
+	for try := 0; ; try++ {
+		i := balance.Pick(set, func(i int) uint32 {
+			e := set.At(i)
+			if h := st.hops[hopKey{p, e.Addr, rq.v.Backend.Port, e.SPIFFEID}]; h != nil {
+				return h.load
+			}
+			return 0
+		}, st.rnd.Uint32())
+		if i < 0 {
+			return nil
+		}
+		e := set.At(i)
+		again := false
+		for _, a := range rq.tried[:min(rq.attempt, len(rq.tried))] {
+			again = again || a == e.Addr
+		}
+		if !again || try >= 3 {
+			return e
+		}
+	}
+}
+
+// fail answers 503 with a reason for people; its kind goes to the journal.
+func (o *Outbound) fail(x *exchange.Exchange, rq *reqState, kind, text string) {
+	rq.outcome.SetString(kind)
+	o.reply(x, 503, "", text+"\n", 14)
+}
+
+// reply answers locally; grpc is the grpc-status for a gRPC request (design 9).
+func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, grpc int) {
+	var h httpmsg.Head
+	var fields [4]httpmsg.Field
+	h.Fields = fields[:0]
+	h.Status = status
+	if reason != "" {
+		h.Add(hdrError, []byte(reason))
+	}
+	if ct, ok := x.Req.Get("content-type"); ok && isGRPC(ct) {
+		h.Status = 200
+		h.Add(hdrContentType, appGRPC)
+		h.Add(hdrGRPCStatus, strconv.AppendInt(nil, int64(grpc), 10))
+		h.Add(hdrGRPCMessage, grpcMessage(text))
+		x.Reply(&h, nil)
+		x.Status = status
+		return
+	}
+	if text != "" {
+		h.Add(hdrContentType, textPlain)
+	}
+	x.Reply(&h, []byte(text))
+}
+
+func isGRPC(ct []byte) bool {
+	return len(ct) >= len(appGRPC) && string(ct[:len(appGRPC)]) == string(appGRPC) &&
+		(len(ct) == len(appGRPC) || ct[len(appGRPC)] == '+' || ct[len(appGRPC)] == ';')
+}
+
+// grpcMessage percent-encodes text for a grpc-message field.
+func grpcMessage(text string) []byte {
+	b := make([]byte, 0, len(text)+8)
+	for len(text) > 0 && text[len(text)-1] == '\n' {
+		text = text[:len(text)-1]
+	}
+	for i := range len(text) {
+		if c := text[i]; c < 0x20 || c > 0x7e || c == '%' {
+			const up = "0123456789ABCDEF"
+			b = append(b, '%', up[c>>4], up[c&15])
+		} else {
+			b = append(b, c)
+		}
+	}
+	return b
+}
+
+// Response is exchange.Service.
+func (o *Outbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
+	rq := x.User.(*reqState)
+	if rq.v.Action != decide.Forward {
+		return
+	}
+	if v, ok := h.Get("x-aether-outcome"); ok {
+		rq.outcome.Set(v)
+		h.Del("x-aether-outcome")
+	}
+	rq.v.ApplyResponse(h)
+}
+
+// Failed is exchange.Service.
+func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
+	c := x.Conn.(*engine.ConnInfo).User.(*conn)
+	rq := x.User.(*reqState)
+	if rq.v.Action == decide.Passthrough {
+		if code == exchange.Stale && x.Attempts < 2 && x.Replayable() && x.Idempotent() {
+			c.st.l.Send(x, c.pod.Engine, c.pod.Sockets, c.flow.Dst.AddrPort, c.passH2, &c.info)
+			return
+		}
+		rq.outcome.SetString(code.String())
+		o.reply(x, 503, "", "the dialled address did not answer ("+code.String()+")\n", 14)
+		return
+	}
+	// Nothing of it was processed: another host may have it (contract 5.7).
+	if (code == exchange.Refused || code == exchange.Connect) && rq.attempt < len(rq.tried) && x.Replayable() {
+		var none *mtls.NoCertificate // trying elsewhere cannot mend that
+		if !errors.As(x.Cause, &none) {
+			x.Cause = nil
+			o.send(x, c, rq)
+			return
+		}
+	}
+	kind := code.String()
+	text := "the destination did not answer (" + kind + ")"
+	if x.Cause != nil {
+		kind = string(meshhop.ReasonOf(x.Cause))
+		text = "no connection to " + rq.v.Backend.Name + " (" + kind + ")"
+	}
+	o.fail(x, rq, kind, text)
+}
+
+// Done is exchange.Service.
+func (o *Outbound) Done(x *exchange.Exchange) {
+	c := x.Conn.(*engine.ConnInfo).User.(*conn)
+	rq := x.User.(*reqState)
+	rq.release()
+	v := &rq.v
+	if v.Action == 0 {
+		return // never asked: the connection went first
+	}
+	var e journal.Entry
+	now := c.st.l.Now()
+	e.At = time.Now()
+	e.Took = time.Duration(now - x.Start)
+	e.Request = true
+	e.Dir, e.Namespace, e.Workload = c.flow.Dir, c.flow.Namespace, c.flow.Workload
+	e.Dst, e.Sniff = c.flow.Dst.AddrPort, c.flow.Sniff
+	e.Host.Set(x.Req.Authority)
+	e.Method.Set(x.Req.Method)
+	e.Path.Set(x.Req.Path)
+	e.Action, e.Reason, e.Rule = v.Action.String(), v.Reason.String(), v.Rule
+	if v.Backend != nil {
+		e.Backend = v.Backend.Name
+	}
+	if rq.endpoint != nil {
+		e.Endpoint = rq.endpoint.Addr
+		e.Peer = rq.endpoint.SPIFFEID
+	}
+	e.Status = x.Status
+	e.BytesIn, e.BytesOut = x.ReqBytes, x.ResBytes
+	e.Attempts = x.Attempts
+	e.Ended = x.Ended.String()
+	e.Outcome = rq.outcome
+	e.Version = rq.snap.Version()
+	rq.snap = nil // a request that is over keeps no old world alive
+	rq.v.Backend, rq.endpoint = nil, nil
+	o.cfg.Journal.Ended(&e)
+}
+
+// Swept closes hop sessions to endpoints that snap does not have any more. Safe for concurrent use.
+func (o *Outbound) Swept(snap *snapshot.Snapshot) {
+	type target struct {
+		addr netip.AddrPort
+		pin  string
+	}
+	there := map[target]struct{}{}
+	for _, b := range snap.Backends() {
+		for _, e := range snap.Endpoints(b).All() {
+			there[target{e.Addr, e.SPIFFEID}] = struct{}{}
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for l, st := range o.loops {
+		_ = l.Post(func() { // a loop that has ended has no sessions
+			for k, h := range st.hops {
+				if _, ok := there[target{k.addr, k.pin}]; !ok {
+					delete(st.hops, k)
+					h.hop.Close(errEndpointGone)
+				}
+			}
+		})
+	}
+}
+
+var errEndpointGone = errors.New("the endpoint left the registry")

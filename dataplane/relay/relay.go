@@ -1,0 +1,332 @@
+// Package relay carries raw bytes between two connections until both directions
+// have ended: spliced by the kernel when both are plain, sealed and opened when
+// one of them is a mesh hop.
+//
+//   - A relay owns both connections from call to return, and closes both.
+//   - The end of one direction is passed on as such: FIN as FIN, over a hop as
+//     close_notify and FIN. The other direction goes on.
+//   - What is no orderly end is passed on as a reset: a reset, a lost peer, a hop that
+//     ends without close_notify.
+//   - There is no idle cut. Keepalive finds peers that are gone.
+//   - Buffers and pipes are held while bytes move, and not while a relay waits.
+//   - Every goroutine that a relay starts has ended when it returns.
+//
+// It knows nothing of policy, identity or protocol.
+package relay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options of a relay. The zero value is what the data plane uses.
+type Options struct {
+	// KeepAlive is how long a connection is silent before it is probed; four
+	// unanswered probes, a quarter of that apart, end it. 0: 60 s, so a peer that
+	// is gone is found after two minutes.
+	KeepAlive time.Duration
+
+	// UserTimeout is TCP_USER_TIMEOUT. 0: none is set, because Linux ends with it
+	// a peer that is well but reads nothing for so long (zero window), which is no
+	// fault; it also takes the place of KeepAlive's count.
+	UserTimeout time.Duration
+}
+
+// Side is one of a relay's two connections.
+type Side uint8
+
+// The sides, as the arguments are called.
+const (
+	Nobody Side = iota // the relay was cancelled
+	A                  // Plain's a; TLS's plain
+	B                  // Plain's b; TLS's hop
+)
+
+func (s Side) String() string {
+	switch s {
+	case Nobody:
+		return "nobody"
+	case A:
+		return "a"
+	case B:
+		return "b"
+	}
+	return fmt.Sprintf("side(%d)", uint8(s))
+}
+
+// End is how a relay ended: a closed set, fit for a metric's label.
+type End string
+
+// The ends.
+const (
+	Finished  End = "finished"  // both directions in order
+	Reset     End = "reset"     // one side reset its connection
+	Lost      End = "lost"      // one side stopped answering, or its network did
+	Truncated End = "truncated" // the hop ended without close_notify: bytes may be missing
+	Broken    End = "broken"    // the hop's TLS failed, or the peer sent an alert: it may have refused our certificate
+	Cancelled End = "cancelled" // the context ended
+	Failed    End = "failed"    // this machine: no descriptors, no memory
+)
+
+// Result says what a relay did.
+type Result struct {
+	AtoB, BtoA int64 // payload bytes delivered
+	First      Side  // whose end, orderly or not, came first
+	End        End
+	Err        error // nil when Finished
+}
+
+// The causes of Truncated and Broken.
+var (
+	errTruncated = errors.New("relay: the hop ended without close_notify")
+	errBroken    = errors.New("relay: TLS of the hop")
+)
+
+// Plain relays between a and b. first, which may be nil, was read from a already
+// and goes to b before anything else. It returns when both directions have ended,
+// or, after resetting both connections, when ctx has.
+func Plain(ctx context.Context, a, b *net.TCPConn, first []byte, o Options) Result {
+	r, err := newRun(a, b, o)
+	if err != nil {
+		return r.result(err)
+	}
+	return r.run(ctx,
+		func() error { return r.copy(&r.a, &r.b, first, &r.res.AtoB) },
+		func() error { return r.copy(&r.b, &r.a, nil, &r.res.BtoA) })
+}
+
+// end is one connection of a run, with what waiting on it needs.
+type end struct {
+	*net.TCPConn
+	side Side
+	raw  syscall.RawConn
+}
+
+// run is one relay under way.
+type run struct {
+	a, b end
+	res  Result // byte counts: each written by one direction; the rest under mu
+
+	mu      sync.Mutex
+	settled bool    // First, End and Err are final
+	first   Side    // whose orderly end came first
+	done    [3]bool // by source side: its direction has ended in order
+}
+
+func newRun(a, b *net.TCPConn, o Options) (*run, error) {
+	r := &run{a: end{TCPConn: a, side: A}, b: end{TCPConn: b, side: B}}
+	for _, e := range []*end{&r.a, &r.b} {
+		var err error
+		if e.raw, err = e.SyscallConn(); err == nil {
+			err = tune(e, o)
+		}
+		if err != nil {
+			return r, &sideError{e.side, fmt.Errorf("relay: set up: %w", err)}
+		}
+	}
+	return r, nil
+}
+
+func tune(e *end, o Options) error {
+	idle := cmp.Or(o.KeepAlive, time.Minute)
+	err := e.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: idle, Interval: max(idle/4, time.Second), Count: 4})
+	if err == nil {
+		err = e.SetNoDelay(true)
+	}
+	if err != nil || o.UserTimeout == 0 {
+		return err
+	}
+	var serr error
+	err = e.raw.Control(func(fd uintptr) {
+		serr = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(o.UserTimeout.Milliseconds()))
+	})
+	return cmp.Or(err, serr)
+}
+
+// sideError is a failure that one side is to blame for.
+type sideError struct {
+	side Side
+	err  error
+}
+
+func (e *sideError) Error() string { return e.err.Error() }
+func (e *sideError) Unwrap() error { return e.err }
+
+// run runs both directions to their ends and closes both connections.
+func (r *run) run(ctx context.Context, ab, ba func() error) Result {
+	stop := context.AfterFunc(ctx, func() { r.abort(&sideError{Nobody, context.Cause(ctx)}) })
+	var back sync.WaitGroup
+	back.Go(func() { r.direction(&r.b, &r.a, ba) })
+	r.direction(&r.a, &r.b, ab)
+	back.Wait()
+	stop()
+	return r.result(nil)
+}
+
+// direction runs one direction from src; after its orderly end it stays to see a
+// reset of src until the other direction has ended too.
+func (r *run) direction(src, other *end, copy func() error) {
+	if err := copy(); err != nil {
+		r.abort(err)
+		return
+	}
+	r.mu.Lock()
+	if r.first == Nobody {
+		r.first = src.side
+	}
+	r.done[src.side] = true
+	both := r.done[other.side]
+	r.mu.Unlock()
+	if both {
+		other.SetReadDeadline(past) // its copy is over: this ends its watch
+		return
+	}
+	if err := watch(src); err != nil {
+		r.abort(&sideError{src.side, err})
+	}
+}
+
+var past = time.Unix(1, 0)
+
+// watch waits on a connection that has nothing more to say until it fails, or
+// its read deadline ends the watch.
+func watch(e *end) error {
+	var failed error
+	err := e.raw.Read(func(fd uintptr) bool {
+		// Not a read: behind a FIN it answers 0 even after a reset.
+		if n, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR); err == nil && n != 0 {
+			failed = fmt.Errorf("relay: after its end: %w", syscall.Errno(n))
+			return true
+		}
+		return false
+	})
+	if failed == nil && err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		failed = fmt.Errorf("relay: after its end: %w", err)
+	}
+	return failed
+}
+
+// abort settles the result and resets both connections, which ends both
+// directions wherever they are. Only the first call counts.
+func (r *run) abort(err error) {
+	r.settle(err)
+	for _, e := range []*end{&r.a, &r.b} {
+		e.SetLinger(0) // close sends a reset
+		e.Close()
+	}
+}
+
+func (r *run) settle(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.settled {
+		return
+	}
+	r.settled = true
+	if s, ok := errors.AsType[*sideError](err); ok && r.first == Nobody {
+		r.first = s.side
+	}
+	r.res.First, r.res.End, r.res.Err = r.first, classify(err), err
+}
+
+// result closes what is still open. err is a failure from before the run.
+func (r *run) result(err error) Result {
+	if err != nil {
+		r.abort(err)
+	}
+	r.settle(nil)
+	r.a.Close()
+	r.b.Close()
+	return r.res
+}
+
+// classify sorts the error that ended a relay.
+func classify(err error) End {
+	switch {
+	case err == nil:
+		return Finished
+	case errors.Is(err, errTruncated):
+		return Truncated
+	case errors.Is(err, errBroken):
+		return Broken
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return Cancelled
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ENOTCONN):
+		return Reset
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.ENOBUFS):
+		return Failed
+	}
+	if s, ok := errors.AsType[*sideError](err); ok && s.side == Nobody {
+		return Cancelled // with a cause of the caller's own
+	}
+	if errors.Is(err, net.ErrClosed) {
+		return Cancelled // somebody closed a connection that was the relay's
+	}
+	return Lost
+}
+
+// copy moves plain bytes from src to dst until src ends, then ends dst's
+// direction. Small reads go through a buffer, which is cheaper for them; when they
+// fill it, the kernel splices.
+func (r *run) copy(src, dst *end, first []byte, total *int64) error {
+	if err := send(dst, first, total); err != nil {
+		return err
+	}
+	in := newIntake(src, plainFill{})
+	pipe := newSplicer(src, dst)
+	bulk := false
+	for {
+		var n int
+		var err error
+		if bulk {
+			n, err = pipe.move(total)
+			bulk = n >= spliceWorth
+			if errors.Is(err, errNoPipe) {
+				pipe, err = nil, nil // this machine is short of descriptors: go on without
+				continue
+			}
+		} else {
+			var b []byte
+			if b, err = in.read(); err == nil {
+				n, err = len(b), send(dst, b, total)
+				bulk = n == len(in.buf.b) && pipe != nil
+			}
+			in.release()
+		}
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return closeWrite(dst)
+		}
+	}
+}
+
+// send writes b to e and counts it.
+func send(e *end, b []byte, total *int64) error {
+	if len(b) == 0 {
+		return nil
+	}
+	n, err := e.Write(b)
+	*total += int64(n)
+	if err != nil {
+		return &sideError{e.side, fmt.Errorf("relay: write: %w", err)}
+	}
+	return nil
+}
+
+func closeWrite(e *end) error {
+	if err := e.CloseWrite(); err != nil {
+		return &sideError{e.side, fmt.Errorf("relay: close: %w", err)}
+	}
+	return nil
+}

@@ -1,0 +1,223 @@
+// Package snapshot holds one node's view of the mesh, compiled for the data
+// plane: names, addresses, ports, route programs, workloads and endpoints.
+//
+//   - A Snapshot never changes. Everything reached from one may be read by any
+//     number of goroutines and is changed by none, exported fields included.
+//   - Endpoint sets stand in a table of their own beside the rest, because they
+//     change a thousand times as often: a new table makes a new Snapshot header
+//     that shares everything else.
+//   - No lookup allocates.
+//
+// It holds the facts, not the rules: who may go where is decided in decide,
+// and what the facts are is worked out in compile. It knows no clock and no
+// history.
+package snapshot
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"aether/dataplane/model"
+)
+
+// Snapshot is an immutable compiled mesh. Make one with New; the zero value is
+// not usable, but a nil *Snapshot answers every lookup with "nothing".
+type Snapshot struct {
+	t         *tables
+	endpoints *EndpointTable
+	version   uint64
+	draining  bool
+}
+
+// Tables is what a Snapshot is made of. New keeps it: whoever filled it lets go of it.
+type Tables struct {
+	Domain    string     // mesh domain, lower case: "aether.internal"
+	Services  []*Service // each name once
+	Workloads []*Workload
+	Backends  []*Backend // Backends[i].ID == i
+	Addresses map[netip.Addr]*Service
+	Endpoints *EndpointTable // one set a backend
+}
+
+// tables is Tables and the indexes over it.
+type tables struct {
+	Tables
+	suffix      string // "." + Domain
+	names       map[string]*Service
+	shorts      map[string]struct{} // first labels of services that answer to a short name
+	byContainer map[string]*Workload
+	byService   map[model.ServiceName]*Workload
+}
+
+// New makes a snapshot of t with version 0. It panics when t breaks what its
+// fields promise: that is a bug of the caller's, never a fault of the input.
+func New(t Tables) *Snapshot {
+	x := &tables{
+		Tables:      t,
+		suffix:      "." + t.Domain,
+		names:       make(map[string]*Service, len(t.Services)),
+		shorts:      make(map[string]struct{}),
+		byContainer: make(map[string]*Workload, len(t.Workloads)),
+		byService:   make(map[model.ServiceName]*Workload, len(t.Workloads)),
+	}
+	for i, b := range t.Backends {
+		if b.ID != i {
+			panic("snapshot: backend " + b.Name + " stands at another place than its ID")
+		}
+	}
+	if t.Endpoints == nil || len(t.Endpoints.sets) != len(t.Backends) {
+		panic("snapshot: the endpoint table has not one set a backend")
+	}
+	for _, s := range t.Services {
+		key := s.Name.Name + "." + s.Name.Namespace
+		if x.names[key] != nil {
+			panic("snapshot: service " + s.Name.String() + " twice")
+		}
+		x.names[key] = s
+		if s.Kubernetes {
+			x.shorts[s.Name.Name] = struct{}{}
+		}
+	}
+	slices.SortFunc(x.Workloads, func(a, b *Workload) int { return cmp.Compare(a.ContainerID, b.ContainerID) })
+	for _, w := range x.Workloads {
+		x.byContainer[w.ContainerID] = w
+		if x.byService[w.Service] == nil { // the first by container ID: the same on every build
+			x.byService[w.Service] = w
+		}
+	}
+	return &Snapshot{t: x, endpoints: t.Endpoints}
+}
+
+// Version is the number given by WithVersion: it orders the snapshots of one
+// process and means nothing outside it. 0: not numbered.
+func (s *Snapshot) Version() uint64 {
+	if s == nil {
+		return 0
+	}
+	return s.version
+}
+
+// WithVersion is s with another version, sharing everything else.
+func (s *Snapshot) WithVersion(v uint64) *Snapshot { n := *s; n.version = v; return &n }
+
+// Draining reports whether the process is leaving: the readiness path then
+// answers 503 (contract 4.11) and nothing else changes.
+func (s *Snapshot) Draining() bool { return s != nil && s.draining }
+
+// WithDraining is s with that flag, sharing everything else. Whoever swaps in a
+// later snapshot carries the flag over.
+func (s *Snapshot) WithDraining(on bool) *Snapshot { n := *s; n.draining = on; return &n }
+
+// WithEndpoints is s with another endpoint table, sharing everything else. The
+// table must have one set a backend of s: take it from compile.Endpoints or
+// from EndpointTable.With.
+func (s *Snapshot) WithEndpoints(t *EndpointTable) *Snapshot {
+	if len(t.sets) != len(s.t.Backends) {
+		panic("snapshot: endpoint table of another snapshot")
+	}
+	n := *s
+	n.endpoints = t
+	return &n
+}
+
+// EndpointTable is the table that Endpoints reads.
+func (s *Snapshot) EndpointTable() *EndpointTable { return s.endpoints }
+
+// Endpoints are b's pods; never nil for a backend of this snapshot or of one
+// it shares its tables with, and an empty set for any other.
+func (s *Snapshot) Endpoints(b *Backend) *EndpointSet {
+	if s == nil || b == nil || b.ID >= len(s.t.Backends) || s.t.Backends[b.ID] != b {
+		return noEndpoints
+	}
+	return s.endpoints.sets[b.ID]
+}
+
+// Domain is the mesh domain, lower case.
+func (s *Snapshot) Domain() string {
+	if s == nil {
+		return ""
+	}
+	return s.t.Domain
+}
+
+// Address is the Service that owns the ClusterIP a; nil: none that the mesh
+// knows. A v4-mapped address is read as IPv4.
+func (s *Snapshot) Address(a netip.Addr) *Service {
+	if s == nil {
+		return nil
+	}
+	return s.t.Addresses[a.Unmap()]
+}
+
+// Service is the mesh service of that name, or nil.
+func (s *Snapshot) Service(n model.ServiceName) *Service {
+	i, ok := slices.BinarySearchFunc(s.Services(), n, func(x *Service, n model.ServiceName) int {
+		switch {
+		case x.Name.Less(n):
+			return -1
+		case n.Less(x.Name):
+			return 1
+		}
+		return 0
+	})
+	if !ok {
+		return nil
+	}
+	return s.t.Services[i]
+}
+
+// Services are all mesh services, ascending by name. Read only.
+func (s *Snapshot) Services() []*Service {
+	if s == nil {
+		return nil
+	}
+	return s.t.Services
+}
+
+// Backends are all destinations; a backend stands at its ID. Read only.
+func (s *Snapshot) Backends() []*Backend {
+	if s == nil {
+		return nil
+	}
+	return s.t.Backends
+}
+
+// Workload is the local pod with that container ID, or nil.
+func (s *Snapshot) Workload(containerID string) *Workload {
+	if s == nil {
+		return nil
+	}
+	return s.t.byContainer[containerID]
+}
+
+// Workloads are the local pods, ascending by container ID. Read only.
+func (s *Snapshot) Workloads() []*Workload {
+	if s == nil {
+		return nil
+	}
+	return s.t.Workloads
+}
+
+// WorkloadOf is the pod that f belongs to: by container ID when f has one, else
+// the first local pod of its ServiceAccount. nil: no such pod on this node.
+func (s *Snapshot) WorkloadOf(f *model.Flow) *Workload {
+	switch {
+	case s == nil:
+		return nil
+	case f.Container != "":
+		return s.t.byContainer[f.Container]
+	}
+	return s.t.byService[model.ServiceName{Namespace: f.Namespace, Name: f.Workload}]
+}
+
+// Store hands out the current snapshot. Load once a decision and keep it: two
+// Loads may see two worlds. Safe for concurrent use; the zero value holds nil.
+type Store struct{ p atomic.Pointer[Snapshot] }
+
+// Load is the current snapshot; nil before the first Swap.
+func (s *Store) Load() *Snapshot { return s.p.Load() }
+
+// Swap makes next the current snapshot.
+func (s *Store) Swap(next *Snapshot) { s.p.Store(next) }
