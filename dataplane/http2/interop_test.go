@@ -158,7 +158,12 @@ func viaTransport(t *testing.T, cfg Config) (*http.Client, *pump, *app) {
 	a := &app{}
 	cfg.Server = true
 	p := startPump(t, cfg, a, far)
+	dialled := false
 	tr := &oracle.Transport{AllowHTTP: true, DialTLSContext: func(context.Context, string, string, *tls.Config) (net.Conn, error) {
+		if dialled {
+			return nil, errors.New("there is one connection only")
+		}
+		dialled = true
 		return near, nil
 	}}
 	t.Cleanup(func() { near.Close() })
@@ -265,10 +270,10 @@ func TestServerOracle(t *testing.T) {
 			t.Fatal(err)
 		}
 		cancel()
+		pw.CloseWithError(context.Canceled) // the body's reader does not watch ctx
 		if _, err := io.ReadAll(res.Body); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		pw.Close()
 		// A later request goes through the same connection, behind the reset.
 		res, err = client.Get("http://cart.shop/")
 		if err != nil {
