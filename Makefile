@@ -1,0 +1,69 @@
+# Everything a developer does often. `make help` lists it.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# Runs of each fuzz target (by count: golang/go#75804), and the longest a test run may take.
+FUZZTIME     ?= 20000x
+TEST_TIMEOUT ?= 20m
+
+START := $(shell date +%s)
+
+.PHONY: help
+help: ## Show this help
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
+
+.PHONY: setup
+setup: ## Install what tests, demo and benchmarks need (Debian packages)
+	@e2e/setup.sh
+
+.PHONY: build
+build: ## Build the binaries into bin/
+	@mkdir -p bin
+	go build -trimpath -o bin/ ./cmd/...
+
+.PHONY: demo
+demo: setup ## Show the mesh at work on this machine: two nodes, capture, mTLS (root)
+	go run ./cmd/aetherctl demo
+
+.PHONY: test
+test: setup build ## Install, build, and run every test with the race detector (root)
+	@took() { [ "$${CI:-}" = true ] || echo "make test: $$1 after $$(($$(date +%s) - $(START))) s"; }; \
+	 if go test -race -timeout $(TEST_TIMEOUT) ./...; then took passed; else took FAILED; exit 1; fi
+
+.PHONY: e2e
+e2e: setup build ## Run the end-to-end tests alone, with their log (root)
+	go test -race -count=1 -timeout $(TEST_TIMEOUT) -v ./e2e/...
+
+.PHONY: lint
+lint: ## Check format, vet, staticcheck, known vulnerabilities
+	@bad=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
+	 if [ -n "$$bad" ]; then echo "not formatted (gofmt -w mends it):"; echo "$$bad"; exit 1; fi
+	go vet ./...
+	go tool staticcheck ./...
+	@out=$$(timeout 300 go tool govulncheck ./... 2>&1) && rc=0 || rc=$$?; \
+	 case "$$rc,$$out" in \
+	 0,*) echo "govulncheck: no known vulnerability is reached" ;; \
+	 124,*|*"fetching vulnerabilities"*) echo "govulncheck: not checked, its database cannot be reached from here: $${out##*: }" ;; \
+	 *) echo "$$out"; exit 1 ;; \
+	 esac
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target, FUZZTIME times each (20000x)
+	@grep -rE --include='*_test.go' -o '^func Fuzz[A-Za-z0-9_]*' . | sort | while IFS=: read -r file func; do \
+		dir=$${file%/*}; echo "$$dir $${func#func }"; \
+		go test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime=$(FUZZTIME) "$$dir"; \
+	 done
+
+.PHONY: bench
+bench: setup ## Compare with the peers side by side, shortly (root)
+	go test -run '^$$' -bench ./bench -timeout 30m
+
+.PHONY: bench-full
+bench-full: setup ## The same with more and longer rounds (root)
+	AETHER_BENCH_FULL=1 go test -run '^$$' -bench ./bench -timeout 120m
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin

@@ -1,0 +1,288 @@
+// Package sniff tells from a client's first bytes what a TCP connection speaks.
+//
+//   - An answer without More is final: bytes that follow never change it.
+//   - It comes as early as the bytes allow, and at the latest after MaxPeek of them.
+//   - A State allocates nothing, never writes to the caller's buffer, and goes
+//     through each byte once, however the bytes were cut into segments.
+//   - Slices in a Result alias the caller's buffer or the State: they are good
+//     until either of them changes.
+//
+// It looks only at what the client sends. It knows no socket, clock, port or
+// policy: who speaks first, how long to wait and what to do with the answer are
+// the caller's.
+package sniff
+
+import "iter"
+
+// MaxPeek is how many of the first bytes, at most, an answer depends on, in
+// bytes. A connection that has not shown what it is by then is Unknown; a
+// ClientHello that has not ended by then is TLS with what it has shown so far.
+const MaxPeek = 16 << 10
+
+// Proto is what a connection speaks. The set is closed.
+type Proto uint8
+
+// The protocols, and the rules for them (contract 4.2).
+const (
+	// None: no answer yet, or the client has sent nothing.
+	None Proto = iota
+	// HTTP10 and HTTP11: a request line (RFC 9112 section 3) of a method token, one space,
+	// a target of visible octets, one space, the version, and CRLF or a lone LF.
+	HTTP10
+	HTTP11
+	// H2C: the connection preface of HTTP/2 with prior knowledge (RFC 9113 section 3.4).
+	H2C
+	// TLS: a handshake record of SSL 3.0 or later that starts a ClientHello (RFC 8446 section 5.1).
+	TLS
+	// Unknown: anything else, a request line without a version among it.
+	Unknown
+)
+
+// String gives the name that logs, labels and aetherctl use.
+func (p Proto) String() string {
+	switch p {
+	case None:
+		return "none"
+	case HTTP10:
+		return "http/1.0"
+	case HTTP11:
+		return "http/1.1"
+	case H2C:
+		return "h2c"
+	case TLS:
+		return "tls"
+	case Unknown:
+		return "opaque"
+	}
+	return "invalid"
+}
+
+// Result is what is known so far.
+type Result struct {
+	// Proto is final unless More is set. With More it is None, or TLS when
+	// only the names of the ClientHello are still to come.
+	Proto Proto
+
+	// More: bytes to come can still change the answer.
+	More bool
+
+	// SNI is the host name of a ClientHello (RFC 6066 section 3) as it was sent:
+	// not folded, not validated, perhaps an IP literal; with ECH the outer one. Nil when
+	// there is none, when it is longer than any DNS name, or when the hello is malformed.
+	SNI []byte
+
+	// ALPN is what a ClientHello offers (RFC 7301 section 3.1); empty like SNI.
+	ALPN ALPN
+}
+
+// ALPN is a list of protocol names in the order they were sent. The zero
+// value is empty.
+type ALPN struct{ list []byte } // length-prefixed names, already validated
+
+// All yields the names. They alias what the Result aliases.
+func (a ALPN) All() iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for l := a.list; len(l) > 0; {
+			n := 1 + int(l[0])
+			if !yield(l[1:n:n]) {
+				return
+			}
+			l = l[n:]
+		}
+	}
+}
+
+// Has reports whether name is offered.
+func (a ALPN) Has(name string) bool {
+	for n := range a.All() {
+		if string(n) == name {
+			return true
+		}
+	}
+	return false
+}
+
+// State carries the work done between two calls, so that a growing buffer is
+// gone through once. The zero value is ready for a new connection. It holds
+// offsets, never slices: the buffer may move as it grows. Not safe for
+// concurrent use.
+type State struct {
+	pos   int   // bytes gone through (text)
+	pre   int   // of those, how many match the HTTP/2 preface
+	phase uint8 // of the request line
+
+	rec  int // offset of the TLS record not yet complete
+	got  int // bytes of handshake before it
+	need int // bytes of handshake that the hello has, its header included; 0: not known yet
+
+	line int // offset of the header line that RequestHost looks at next
+
+	proto Proto
+	done  bool // proto is final
+	bad   bool // malformed ClientHello: no names
+
+	scratch [scratchLen]byte // names that lie across two records
+}
+
+// Detect says what b, all bytes seen from the first one on, is. Between calls
+// with one State b may only grow; a shorter b starts anew.
+func (s *State) Detect(b []byte) Result { return s.detect(b, false) }
+
+// Last is Detect for when no more bytes are to be waited for: the client ended
+// its side, or time is up. It never answers More: a line or preface that
+// is not complete is Unknown, a ClientHello that is not complete is TLS with what it has
+// shown, no bytes at all are None. The State stays as good as it was.
+func (s *State) Last(b []byte) Result { return s.detect(b, true) }
+
+// Detect is State.Detect for one buffer that will not grow. It allocates the
+// State; where connections are many, keep one each.
+func Detect(b []byte) Result { return new(State).Detect(b) }
+
+func (s *State) detect(b []byte, last bool) Result {
+	b = b[:min(len(b), MaxPeek)]
+	if len(b) < max(s.pos, s.rec) {
+		*s = State{}
+	}
+	if !s.done && len(b) > 0 {
+		if b[0] == recordHandshake {
+			s.hello(b)
+		} else {
+			s.text(b)
+		}
+	}
+	r := Result{Proto: s.proto}
+	if !s.done {
+		switch {
+		case len(b) == MaxPeek, last && len(b) > 0:
+			if r.Proto == None {
+				r.Proto = Unknown
+			}
+		case !last:
+			r.More = true
+		}
+	}
+	if r.Proto == TLS && !r.More && !s.bad {
+		s.names(b, &r)
+	}
+	return r
+}
+
+func (s *State) end(p Proto) { s.proto, s.done = p, true }
+
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// The places of a request line where a byte can stand.
+const (
+	inMethod0 uint8 = iota // first byte of the method
+	inMethod
+	inTarget0
+	inTarget
+	inVersion                          // at byte phase-inVersion of version
+	inMinor   = inVersion + lenVersion // its minor digit
+	inEnd10   = inMinor + 1            // CR or LF
+	inEnd11   = inEnd10 + 1
+	inLF10    = inEnd11 + 1 // LF after CR
+	inLF11    = inLF10 + 1
+	isHTTP10  = inLF11 + 1
+	isHTTP11  = isHTTP10 + 1
+	isNeither = isHTTP11 + 1
+
+	version    = "HTTP/1."
+	lenVersion = uint8(len(version))
+)
+
+// text goes on with bytes that do not start like TLS: a request line, the
+// preface, or neither.
+func (s *State) text(b []byte) {
+	pos, pre, phase := s.pos, s.pre, s.phase
+	for _, c := range b[pos:] {
+		if pre == pos && c == preface[pos] {
+			pre++ // pos < len(preface): at its end we have returned
+		}
+		pos++
+		phase = step(phase, c)
+		switch {
+		case phase == isHTTP10:
+			s.end(HTTP10)
+		case phase == isHTTP11:
+			s.end(HTTP11)
+		case pre == len(preface):
+			s.end(H2C)
+		case phase == isNeither && pre != pos:
+			s.end(Unknown)
+		default:
+			continue
+		}
+		break
+	}
+	s.pos, s.pre, s.phase = pos, pre, phase
+}
+
+// step is the request line's automaton: the place after c.
+func step(phase, c uint8) uint8 {
+	switch phase {
+	case inMethod0:
+		if class[c]&token != 0 {
+			return inMethod
+		}
+	case inMethod:
+		if class[c]&token != 0 {
+			return inMethod
+		}
+		if c == ' ' {
+			return inTarget0
+		}
+	case inTarget0:
+		if class[c]&visible != 0 {
+			return inTarget
+		}
+	case inTarget:
+		if class[c]&visible != 0 {
+			return inTarget
+		}
+		if c == ' ' {
+			return inVersion
+		}
+	case inMinor:
+		if c == '0' || c == '1' {
+			return inEnd10 + c - '0'
+		}
+	case inEnd10, inEnd11:
+		if c == '\r' {
+			return phase + inLF10 - inEnd10
+		}
+		if c == '\n' {
+			return phase + isHTTP10 - inEnd10
+		}
+	case inLF10, inLF11:
+		if c == '\n' {
+			return phase + isHTTP10 - inLF10
+		}
+	default:
+		if i := phase - inVersion; i < lenVersion && c == version[i] {
+			return phase + 1
+		}
+	}
+	return isNeither
+}
+
+// What a byte may be part of.
+const (
+	token   = 1 << iota // RFC 9110 section 5.6.2
+	visible             // a target: no control, no space; octets over 0x7f are sent by real clients
+)
+
+var class = func() (t [256]uint8) {
+	for c := range t {
+		if c > ' ' && c != 0x7f {
+			t[c] |= visible
+		}
+		if c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' {
+			t[c] |= token
+		}
+	}
+	for _, c := range []byte("!#$%&'*+-.^_`|~") {
+		t[c] |= token
+	}
+	return t
+}()
