@@ -1,0 +1,383 @@
+package file
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"sync"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Bounds of one document.
+const (
+	maxNesting = 64
+	maxAliased = 100_000 // nodes reached through aliases: stops an alias bomb
+	maxFlaws   = 20      // a document; one that is that wrong says nothing more
+)
+
+// flaw is something in a document that its type has no place for.
+type flaw struct {
+	path   string // "spec.rules[0].matches"
+	line   int
+	reason string
+}
+
+// decoder fills Kubernetes types from YAML nodes as strictly as the API server
+// does with fieldValidation=Strict, and says the line of whatever it refuses.
+// What is refused is left out, so that the rest can still be looked at.
+type decoder struct {
+	base    int // lines of the file before this document
+	flaws   []flaw
+	alias   int // depth of aliases being followed
+	aliased int
+}
+
+func (d *decoder) flaw(n *yaml.Node, path, format string, args ...any) {
+	if len(d.flaws) < maxFlaws {
+		d.flaws = append(d.flaws, flaw{path, d.base + n.Line, fmt.Sprintf(format, args...)})
+	}
+}
+
+var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
+
+// decode fills v, which is settable and zero, from n.
+func (d *decoder) decode(n *yaml.Node, v reflect.Value, path string, depth int) {
+	n, leave := d.enter(n, path, depth)
+	if n == nil {
+		return
+	}
+	defer leave()
+	if n.ShortTag() == "!!null" {
+		return // as in the API: null is absent
+	}
+	if v.Kind() == reflect.Pointer {
+		p := reflect.New(v.Type().Elem())
+		before := len(d.flaws)
+		d.decode(n, p.Elem(), path, depth+1)
+		if len(d.flaws) == before || p.Elem().Kind() == reflect.Struct {
+			v.Set(p) // a scalar that could not be read stays absent
+		}
+		return
+	}
+	if v.Addr().Type().Implements(unmarshaler) {
+		d.decodeJSON(n, v, path, depth)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		d.decodeStruct(n, v, path, depth)
+	case reflect.Map:
+		d.decodeMap(n, v, path, depth)
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			d.decodeBytes(n, v, path)
+			return
+		}
+		if n.Kind != yaml.SequenceNode {
+			d.wrongKind(n, path, "a list")
+			return
+		}
+		s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
+		for i, e := range n.Content {
+			// A bad element stays, zero: its neighbours keep their places.
+			d.decode(e, s.Index(i), fmt.Sprintf("%s[%d]", path, i), depth+1)
+		}
+		v.Set(s)
+	case reflect.String:
+		if tag := n.ShortTag(); n.Kind != yaml.ScalarNode || tag != "!!str" && tag != "!!timestamp" {
+			d.wrongKind(n, path, "text")
+			return
+		}
+		v.SetString(n.Value)
+	case reflect.Bool:
+		var b bool
+		if n.ShortTag() != "!!bool" || n.Decode(&b) != nil {
+			d.wrongKind(n, path, "true or false")
+			return
+		}
+		v.SetBool(b)
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		var i int64
+		if n.ShortTag() != "!!int" || n.Decode(&i) != nil || v.OverflowInt(i) {
+			d.wrongKind(n, path, "a whole number")
+			return
+		}
+		v.SetInt(i)
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		var u uint64
+		if n.ShortTag() != "!!int" || n.Decode(&u) != nil || v.OverflowUint(u) {
+			d.wrongKind(n, path, "a whole number")
+			return
+		}
+		v.SetUint(u)
+	case reflect.Float32, reflect.Float64:
+		var f float64
+		if tag := n.ShortTag(); tag != "!!int" && tag != "!!float" || n.Decode(&f) != nil {
+			d.wrongKind(n, path, "a number")
+			return
+		}
+		v.SetFloat(f)
+	default:
+		d.flaw(n, path, "field %q is not read by this source: remove it", path)
+	}
+}
+
+// enter follows aliases within bounds. A nil node: a flaw was noted.
+func (d *decoder) enter(n *yaml.Node, path string, depth int) (*yaml.Node, func()) {
+	if depth > maxNesting {
+		d.flaw(n, path, "nested deeper than %d levels: flatten it", maxNesting)
+		return nil, nil
+	}
+	leave := func() {}
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+		d.alias++
+		leave = func() { d.alias-- }
+	}
+	if d.alias > 0 {
+		if d.aliased++; d.aliased > maxAliased {
+			d.flaw(n, path, "aliases expand to more than %d values: write them out", maxAliased)
+			leave()
+			return nil, nil
+		}
+	}
+	return n, leave
+}
+
+func (d *decoder) decodeStruct(n *yaml.Node, v reflect.Value, path string, depth int) {
+	fields := fieldsOf(v.Type())
+	d.pairs(n, path, func(key, value *yaml.Node) {
+		at := join(path, key.Value)
+		i, ok := fields[key.Value]
+		if !ok {
+			d.flaw(key, at, "unknown field %q%s: correct or remove it", at, suggest(key.Value, fields))
+			return
+		}
+		d.decode(value, v.FieldByIndex(i), at, depth+1)
+	})
+}
+
+func (d *decoder) decodeMap(n *yaml.Node, v reflect.Value, path string, depth int) {
+	m := reflect.MakeMap(v.Type())
+	d.pairs(n, path, func(key, value *yaml.Node) {
+		if key.ShortTag() != "!!str" {
+			d.flaw(key, path, "key %s in field %q is %s where text is expected: put it in quotes", key.Value, path, describe(key))
+			return
+		}
+		e := reflect.New(v.Type().Elem()).Elem()
+		d.decode(value, e, join(path, key.Value), depth+1)
+		m.SetMapIndex(reflect.ValueOf(key.Value).Convert(v.Type().Key()), e)
+	})
+	v.Set(m)
+}
+
+// pairs calls f for each pair of a mapping; keys are scalars and differ.
+func (d *decoder) pairs(n *yaml.Node, path string, f func(key, value *yaml.Node)) {
+	if n.Kind != yaml.MappingNode {
+		d.wrongKind(n, path, "a map of fields")
+		return
+	}
+	seen := make(map[string]int, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := n.Content[i]
+		if key.Kind == yaml.AliasNode {
+			key = key.Alias
+		}
+		switch first, twice := seen[key.Value]; {
+		case key.Kind != yaml.ScalarNode:
+			d.flaw(n.Content[i], path, "a key in field %q is %s: write plain text", path, describe(key))
+		case key.ShortTag() == "!!merge":
+			d.flaw(key, path, "merge key <<: not read by this source: write the fields out")
+		case twice:
+			d.flaw(key, path, "field %q stands twice, first on line %d: keep one", join(path, key.Value), first)
+		default:
+			seen[key.Value] = d.base + key.Line
+			f(key, n.Content[i+1])
+		}
+	}
+}
+
+func (d *decoder) decodeBytes(n *yaml.Node, v reflect.Value, path string) {
+	b, err := base64.StdEncoding.DecodeString(n.Value)
+	if n.Kind != yaml.ScalarNode || err != nil {
+		d.wrongKind(n, path, "base64 text")
+		return
+	}
+	v.SetBytes(b)
+}
+
+// decodeJSON serves types with a form of their own: times, quantities, IntOrString.
+func (d *decoder) decodeJSON(n *yaml.Node, v reflect.Value, path string, depth int) {
+	before := len(d.flaws)
+	a := d.plain(n, path, depth)
+	if len(d.flaws) != before {
+		return
+	}
+	b, err := json.Marshal(a)
+	if err == nil {
+		err = v.Addr().Interface().(json.Unmarshaler).UnmarshalJSON(b)
+	}
+	if err != nil {
+		v.SetZero()
+		d.flaw(n, path, "field %q cannot be read: %s: correct it", path, strings.TrimPrefix(err.Error(), "json: "))
+	}
+}
+
+// plain gives n as encoding/json would have it.
+func (d *decoder) plain(n *yaml.Node, path string, depth int) any {
+	n, leave := d.enter(n, path, depth)
+	if n == nil {
+		return nil
+	}
+	defer leave()
+	switch n.Kind {
+	case yaml.MappingNode:
+		m := make(map[string]any, len(n.Content)/2)
+		d.pairs(n, path, func(key, value *yaml.Node) {
+			m[key.Value] = d.plain(value, join(path, key.Value), depth+1)
+		})
+		return m
+	case yaml.SequenceNode:
+		s := make([]any, len(n.Content))
+		for i, e := range n.Content {
+			s[i] = d.plain(e, fmt.Sprintf("%s[%d]", path, i), depth+1)
+		}
+		return s
+	}
+	switch n.ShortTag() {
+	case "!!null":
+		return nil
+	case "!!bool":
+		var b bool
+		if n.Decode(&b) == nil {
+			return b
+		}
+	case "!!int":
+		var i int64
+		if n.Decode(&i) == nil {
+			return i
+		}
+	case "!!float":
+		var f float64
+		if n.Decode(&f) == nil && !math.IsInf(f, 0) && !math.IsNaN(f) {
+			return f
+		}
+	}
+	return n.Value
+}
+
+func (d *decoder) wrongKind(n *yaml.Node, path, want string) {
+	mend := "write " + want
+	switch tag := n.ShortTag(); {
+	case want == "text" && n.Kind == yaml.ScalarNode:
+		mend = fmt.Sprintf("put it in quotes: %q", n.Value)
+	case tag == "!!str" && n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0:
+		mend += ", without quotes"
+	}
+	is := describe(n)
+	if n.ShortTag() == "!!int" && want == "a whole number" {
+		is = fmt.Sprintf("%s, which does not fit,", n.Value)
+	}
+	at := path
+	if at == "" {
+		at = "the document"
+	} else {
+		at = fmt.Sprintf("field %q", at)
+	}
+	d.flaw(n, path, "%s is %s where %s is expected: %s", at, is, want, mend)
+}
+
+func describe(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a map"
+	case yaml.SequenceNode:
+		return "a list"
+	case yaml.AliasNode:
+		return "an alias"
+	}
+	switch n.ShortTag() {
+	case "!!bool":
+		return "true or false"
+	case "!!int", "!!float":
+		return "a number"
+	case "!!null":
+		return "nothing"
+	}
+	return "text"
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+var fieldCache sync.Map // reflect.Type → map[string][]int
+
+// fieldsOf maps the JSON names of a struct's fields, inlined ones too, to their indexes.
+func fieldsOf(t reflect.Type) map[string][]int {
+	if m, ok := fieldCache.Load(t); ok {
+		return m.(map[string][]int)
+	}
+	m := map[string][]int{}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case f.Anonymous && name == "" && f.Type.Kind() == reflect.Struct:
+			for inner, index := range fieldsOf(f.Type) {
+				m[inner] = append([]int{i}, index...)
+			}
+		case f.IsExported() && name != "" && name != "-":
+			m[name] = []int{i}
+		}
+	}
+	fieldCache.Store(t, m)
+	return m
+}
+
+// suggest: `, did you mean "x"?` when a field's name is close to s.
+func suggest(s string, fields map[string][]int) string {
+	best, bestDist := "", 3
+	for f := range fields {
+		if d := distance(strings.ToLower(s), strings.ToLower(f)); d < bestDist || d == bestDist && f < best {
+			best, bestDist = f, d
+		}
+	}
+	if best == "" || bestDist*2 > len(s) {
+		return ""
+	}
+	return fmt.Sprintf(" (did you mean %q?)", best)
+}
+
+// distance is the number of single-byte edits between a and b, up to a bound
+// that says "far" for long strings.
+func distance(a, b string) int {
+	const far = 99
+	if len(a) > 64 || len(b) > 64 {
+		return far
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diag := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diag
+			if a[i] != b[j] {
+				cost++
+			}
+			diag = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,140 @@
+// Package file is a configuration source: a directory of ordinary Kubernetes
+// YAML, read whole into one model.Mesh and read again whenever it changes.
+//
+//   - It reads Pod, Service, Node, HTTPRoute and ReferenceGrant, alone, in
+//     multi-document files, or in a List, from *.yaml and *.yml at any depth.
+//   - Strict: a field, an annotation of ours or a value that is not understood
+//     refuses the object that holds it, by file and line, and nothing else.
+//   - Fail closed: what is refused of an HTTPRoute stays as rules that answer
+//     500 to the requests that pick them; it never becomes a missing rule.
+//   - Two objects of one name: the first in order of path and line stands, the
+//     other is refused and both places are named.
+//   - What is published is whole: a listing or a file that cannot be read at
+//     the moment keeps what it last said.
+//
+// It knows no API server, no registry and nothing of what becomes of a Mesh.
+package file
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"aether/dataplane/model"
+)
+
+// Annotations that only this source reads: what a cluster knows of an object
+// beside the object itself. Dump writes them.
+const (
+	// AnnotationNetNS is the path of a pod's network namespace, absolute.
+	// Without it: <Options.NetNSDir>/<pod name>.
+	AnnotationNetNS = "file.aether.io/netns"
+	// AnnotationContainerID is the key of a pod's sockets. Without it: <namespace>/<pod name>.
+	AnnotationContainerID = "file.aether.io/container-id"
+	// AnnotationCluster is the cluster a pod runs in. Without it: the local one, without a name.
+	AnnotationCluster = "file.aether.io/cluster"
+	// AnnotationRegion and AnnotationZone beat the labels of the pod's Node.
+	AnnotationRegion = "file.aether.io/region"
+	AnnotationZone   = "file.aether.io/zone"
+	// AnnotationPart narrows a Pod to one of what it would be: "endpoint" (the
+	// registry's row) or "workload" (the pod on this node). A pod between its
+	// start and its registration is only the one or the other.
+	AnnotationPart = "file.aether.io/part"
+	// AnnotationTargetPorts on a Service resolves named target ports, as
+	// EndpointSlices do in a cluster: "80=8080,53/UDP=5353", Service port to pod port.
+	AnnotationTargetPorts = "file.aether.io/target-ports"
+	// AnnotationInvalid on an HTTPRoute is a JSON object that marks rules ("0")
+	// and backends ("0/1": the second of the first rule) as refused, and says why.
+	AnnotationInvalid = "file.aether.io/invalid"
+
+	annotationPrefix = "file.aether.io/"
+)
+
+// Labels of contract 1.2, and the locality labels of contract 9.2.
+const (
+	LabelManaged     = "aether.io/managed"
+	LabelMeshService = "aether.io/mesh-service"
+	LabelRegion      = "topology.kubernetes.io/region"
+	LabelZone        = "topology.kubernetes.io/zone"
+)
+
+// Bounds of what is read. What lies beyond is reported and left out.
+const (
+	maxFileSize = 16 << 20 // bytes of one file
+	maxTotal    = 256 << 20
+	maxFiles    = 20000
+	maxDirDepth = 16
+	maxProblems = 1000 // reported at once; the last one says how many are not
+)
+
+// Options of a source. The zero value is usable: no pod is then of this node.
+type Options struct {
+	Node        string // this node's name: pods with that spec.nodeName are its workloads
+	Domain      string // mesh domain; empty: aether.internal
+	TrustDomain string // of the default identities; empty: the mesh domain
+	NetNSDir    string // where the network namespaces of pods are; empty: /run/netns
+
+	// RedirectAllDefault is what capture.aether.io/redirect-all means when a pod does not say (contract 1.5).
+	RedirectAllDefault bool
+}
+
+func (o Options) withDefaults() Options {
+	o.Domain = cmp.Or(o.Domain, model.DefaultDomain)
+	o.TrustDomain = cmp.Or(o.TrustDomain, o.Domain)
+	o.NetNSDir = cmp.Or(o.NetNSDir, "/run/netns")
+	return o
+}
+
+// Load reads dir once. The Mesh is never nil; what could not be taken into it,
+// the directory itself included, is among the problems, which are ordered by
+// place. Slices of the Mesh are sorted, so equal directories give equal meshes.
+func Load(dir string, o Options) (*model.Mesh, []model.Problem) {
+	l := newLoader(dir, o)
+	if _, err := l.read(context.Background(), nil); err != nil {
+		m, _ := l.build()
+		return m, []model.Problem{dirProblem(dir, err)}
+	}
+	return l.build()
+}
+
+func dirProblem(dir string, err error) model.Problem {
+	return model.Problem{
+		Object: "directory " + dir,
+		Reason: fmt.Sprintf("cannot be read: %v: make it a directory that this process may list", err),
+	}
+}
+
+// problem is a model.Problem that still sorts by place.
+type problem struct {
+	object, file string
+	line         int // 0: the whole file
+	reason       string
+}
+
+// finish sorts problems by place, drops repeats and bounds their number.
+func finish(in []problem) []model.Problem {
+	slices.SortStableFunc(in, func(a, b problem) int {
+		return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.line, b.line),
+			cmp.Compare(a.object, b.object), cmp.Compare(a.reason, b.reason))
+	})
+	in = slices.Compact(in)
+	var out []model.Problem
+	for i, p := range in {
+		if i == maxProblems {
+			return append(out, model.Problem{
+				Object: "configuration",
+				Reason: fmt.Sprintf("%d more problems are not listed: mend the ones above first", len(in)-i),
+			})
+		}
+		out = append(out, model.Problem{Object: p.object, Where: place(p.file, p.line), Reason: p.reason})
+	}
+	return out
+}
+
+func place(file string, line int) string {
+	if line == 0 {
+		return file
+	}
+	return fmt.Sprintf("%s:%d", file, line)
+}

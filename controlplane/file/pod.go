@@ -1,0 +1,274 @@
+package file
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"aether/controlplane/endpointmeta"
+	"aether/dataplane/model"
+	"aether/mtls/spiffeid"
+	"aether/tproxy/rules"
+)
+
+// ignoredNamespaces are never in the mesh, compared in lower case (contract 1.2).
+var ignoredNamespaces = []string{"kube-system", "aether-system", "spire-mgmt", "spire-server", "spire-system"}
+
+// The values of AnnotationPart.
+const (
+	partEndpoint = "endpoint"
+	partWorkload = "workload"
+)
+
+// podFacts: what a Service's selector sees of a pod, and what a managed pod is.
+type podFacts struct {
+	namespace  string
+	labels     map[string]string
+	namedPorts []namedPort
+
+	endpoint *model.Endpoint // Region and Zone empty unless annotated
+	ownPlace bool            // region or zone annotated
+	workload *model.Workload
+	part     string
+}
+
+type namedPort struct {
+	name   string
+	number uint16
+	udp    bool
+}
+
+func (r *reader) pod(o object) {
+	var p corev1.Pod
+	if r.refuse(o, r.strict(o, &p), refused) {
+		return
+	}
+	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		return // its address is free, and may be another's
+	}
+	f := &podFacts{namespace: o.namespace, labels: p.Labels, namedPorts: namedPorts(&p), part: p.Annotations[AnnotationPart]}
+	key := ""
+	switch managed := p.Labels[LabelManaged]; managed {
+	case "true":
+		if slices.Contains(ignoredNamespaces, strings.ToLower(o.namespace)) {
+			r.report(o.String(), o.at("metadata", "namespace"), "namespace %s is never in the mesh: the pod is not served; move it, or drop label %s",
+				o.namespace, LabelManaged)
+			break
+		}
+		if flaws := r.managed(o, &p, f); r.refuse(o, flaws, "the pod is not served") {
+			f.endpoint, f.workload = nil, nil
+			break
+		}
+		if f.endpoint != nil && f.endpoint.Cluster != "" {
+			key = "Pod " + f.endpoint.Cluster + " " + o.namespace + "/" + o.name
+		}
+		switch f.part {
+		case partEndpoint:
+			key = fmt.Sprintf("endpoint %s %s/%s %s", f.endpoint.Cluster, o.namespace, o.name, f.endpoint.IP)
+		case partWorkload:
+			key = "workload " + o.namespace + "/" + o.name
+		}
+	case "", "false":
+	default:
+		r.report(o.String(), o.at("metadata", "labels", LabelManaged),
+			"label %s is %q, and only \"true\" puts a pod in the mesh: write \"true\" or \"false\"", LabelManaged, managed)
+	}
+	r.add(o, item{key: key, pod: f})
+}
+
+// namedPorts: a named target port may name a port of any container that runs
+// beside the application.
+func namedPorts(p *corev1.Pod) []namedPort {
+	var out []namedPort
+	add := func(c *corev1.Container) {
+		for _, port := range c.Ports {
+			if port.Name != "" && port.ContainerPort > 0 && port.ContainerPort < 1<<16 && port.Protocol != corev1.ProtocolSCTP {
+				out = append(out, namedPort{port.Name, uint16(port.ContainerPort), port.Protocol == corev1.ProtocolUDP})
+			}
+		}
+	}
+	for i := range p.Spec.Containers {
+		add(&p.Spec.Containers[i])
+	}
+	for i := range p.Spec.InitContainers {
+		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			add(c) // a sidecar
+		}
+	}
+	return out
+}
+
+// managed fills f.endpoint and f.workload; flaws refuse the pod.
+func (r *reader) managed(o object, p *corev1.Pod, f *podFacts) []flaw {
+	var flaws []flaw
+	bad := func(line int, format string, args ...any) {
+		flaws = append(flaws, flaw{"", line, fmt.Sprintf(format, args...)})
+	}
+	annotation := func(key string) int { return o.at("metadata", "annotations", key) }
+
+	account, accountLine := p.Spec.ServiceAccountName, o.at("spec", "serviceAccountName")
+	if account == "" {
+		account = "default" // as admission does
+	}
+	if why := validation.IsDNS1123Label(account); len(why) > 0 {
+		bad(accountLine, "service account %q cannot name a mesh service: %s", account, strings.Join(why, "; "))
+	}
+	if p.Spec.HostNetwork {
+		bad(o.at("spec", "hostNetwork"), "a pod on the host's network cannot be in the mesh, its network namespace is the node's: drop hostNetwork, or label %s", LabelManaged)
+	}
+	ips := podIPs(o, p, bad)
+
+	meta, err := endpointmeta.Parse(o.namespace, o.name, p.Annotations)
+	var wrong endpointmeta.Errors
+	if errors.As(err, &wrong) {
+		for _, e := range wrong {
+			bad(annotation(e.Key), "annotation %s: %q: %s", e.Key, e.Value, e.Reason)
+		}
+	}
+	flaws = append(flaws, r.ownAnnotations(o, p.Annotations, AnnotationNetNS, AnnotationContainerID, AnnotationCluster,
+		AnnotationRegion, AnnotationZone, AnnotationPart)...)
+	if f.part != "" && f.part != partEndpoint && f.part != partWorkload {
+		bad(annotation(AnnotationPart), "annotation %s: %q: write %s or %s, or drop it for both", AnnotationPart, f.part, partEndpoint, partWorkload)
+	}
+	netns, ok := p.Annotations[AnnotationNetNS]
+	if !ok {
+		netns = filepath.Join(r.o.NetNSDir, o.name)
+	} else if !filepath.IsAbs(netns) || strings.Contains(netns, "\x00") {
+		bad(annotation(AnnotationNetNS), "annotation %s: %q is not an absolute path: write one that begins with /", AnnotationNetNS, netns)
+	}
+	id := meta.SPIFFEID
+	if id == "" {
+		def, err := spiffeid.ForServiceAccount(r.o.TrustDomain, o.namespace, account)
+		if err != nil {
+			bad(accountLine, "the pod has no identity: %v", err)
+		}
+		id = def.String()
+	}
+	if len(flaws) > 0 {
+		return flaws
+	}
+
+	for _, n := range meta.Notes {
+		r.report(o.String(), annotation(n.Key), "annotation %s: %q: %s", n.Key, n.Value, n.Reason)
+	}
+	if meta.UDSSocket != "" {
+		r.report(o.String(), annotation(endpointmeta.KeyUDSSocket), "delivery to a Unix socket is not built yet: the pod's ports are delivered over TCP to 127.0.0.1")
+	}
+	if f.part != partWorkload {
+		region, regional := p.Annotations[AnnotationRegion]
+		zone, zonal := p.Annotations[AnnotationZone]
+		f.ownPlace = regional || zonal
+		f.endpoint = &model.Endpoint{
+			Service:     model.ServiceName{Namespace: o.namespace, Name: account},
+			IP:          ips[0],
+			Pod:         o.name,
+			Node:        p.Spec.NodeName,
+			Cluster:     p.Annotations[AnnotationCluster],
+			Region:      region,
+			Zone:        zone,
+			DefaultPort: meta.DefaultPort,
+			Ports:       meta.Ports,
+			Weight:      meta.Weight,
+			Health:      health(p),
+			SPIFFEID:    id,
+			Metadata:    meta.Metadata,
+		}
+	}
+	if f.part == partWorkload || f.part == "" && r.o.Node != "" && p.Spec.NodeName == r.o.Node {
+		container, ok := p.Annotations[AnnotationContainerID]
+		if !ok {
+			container = o.namespace + "/" + o.name
+		}
+		f.workload = &model.Workload{
+			Namespace:   o.namespace,
+			Name:        o.name,
+			Account:     account,
+			ContainerID: container,
+			NetNS:       netns,
+			IPs:         ips,
+			SPIFFEID:    id,
+			DefaultPort: meta.DefaultPort,
+			Ports:       meta.Ports,
+			Capture:     r.capture(o, p.Annotations),
+			Upstreams:   meta.Upstreams,
+		}
+	}
+	return nil
+}
+
+func podIPs(o object, p *corev1.Pod, bad func(int, string, ...any)) []netip.Addr {
+	texts, at := []string(nil), []string{"status", "podIPs"}
+	for _, ip := range p.Status.PodIPs {
+		texts = append(texts, ip.IP)
+	}
+	if len(texts) == 0 && p.Status.PodIP != "" {
+		texts, at = []string{p.Status.PodIP}, []string{"status", "podIP"}
+	}
+	if len(texts) == 0 {
+		bad(o.at("status"), "no address: write status.podIPs") // contract 1.2: ignorable until it has one
+		return nil
+	}
+	var ips []netip.Addr
+	for i, s := range texts {
+		ip, why := address(s)
+		if why != "" {
+			bad(o.at(append(at, fmt.Sprint(i), "ip")...), "pod address %q: %s", s, why)
+			continue
+		}
+		ips = append(ips, ip)
+	}
+	return ips
+}
+
+// address reads an address that other hosts can reach the holder by.
+func address(s string) (netip.Addr, string) {
+	ip, err := netip.ParseAddr(s)
+	switch {
+	case err != nil:
+		return ip, "not an IP address: write one like 10.0.0.1 or fd00::1"
+	case ip.Zone() != "" || ip.IsUnspecified() || ip.IsMulticast():
+		return ip, "not an address of one host: write one like 10.0.0.1 or fd00::1"
+	}
+	return ip.Unmap(), ""
+}
+
+// health: a pod without a Ready condition is one whose health nobody has told.
+func health(p *corev1.Pod) model.Health {
+	if p.DeletionTimestamp != nil {
+		return model.Draining
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			if c.Status == corev1.ConditionTrue {
+				return model.Healthy
+			}
+			return model.Unhealthy
+		}
+	}
+	return model.HealthUnspecified
+}
+
+// capture reads contract 1.5; what cannot be read of it is left out and told.
+func (r *reader) capture(o object, annotations map[string]string) model.Capture {
+	c, problems := rules.ParseAnnotations(annotations, r.o.RedirectAllDefault)
+	for _, p := range problems {
+		r.report(o.String(), o.at("metadata", "annotations", p.Annotation), "annotation %s: %q: %s", p.Annotation, p.Entry, p.Reason)
+	}
+	for k := range annotations {
+		switch k {
+		case rules.AnnotationRedirectAll, rules.AnnotationExcludePorts, rules.AnnotationExcludeRanges:
+		default:
+			if strings.HasPrefix(k, "capture.aether.io/") {
+				r.report(o.String(), o.at("metadata", "annotations", k), "annotation %s does not exist and is ignored: the ones that do are %s, %s and %s",
+					k, rules.AnnotationRedirectAll, rules.AnnotationExcludePorts, rules.AnnotationExcludeRanges)
+			}
+		}
+	}
+	return model.Capture{RedirectAll: c.RedirectAll, ExcludePorts: c.ExcludePorts, ExcludeRanges: c.ExcludeRanges}
+}
