@@ -24,8 +24,9 @@ build: ## Build the binaries into bin/
 	go build -trimpath -o bin/ ./cmd/...
 
 .PHONY: demo
-demo: setup ## Show the mesh at work on this machine: two nodes, capture, mTLS (root)
-	go run ./cmd/aetherctl demo
+demo: setup build ## Show the mesh at work here: two nodes, capture, mTLS (root; KEEP=1 leaves it running)
+	@bin/aetherctl demo $(if $(KEEP),--keep)
+	@echo "make demo: done after $$(($$(date +%s) - $(START))) s"
 
 .PHONY: test
 test: setup build ## Install, build, and run every test with the race detector (root)

@@ -83,7 +83,6 @@ type pod struct {
 	socks  *sockets
 	engine *engine.Pod
 	cancel context.CancelFunc
-	done   sync.WaitGroup
 }
 
 // New makes a node that serves nothing yet.

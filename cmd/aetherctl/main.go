@@ -23,6 +23,10 @@ import (
 func commands() []*cobra.Command {
 	return []*cobra.Command{
 		demoCommand(),
+		explainCommand(),
+		whyCommand(),
+		statusCommand(),
+		snapshotCommand(),
 		sniffCommand(),
 		versionCommand(),
 	}

@@ -23,6 +23,7 @@ import (
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
+	"aether/dataplane/snapshot"
 )
 
 // Config of the admin's handler. All fields are required.
@@ -97,7 +98,7 @@ type Explanation struct {
 }
 
 func (a *admin) explain(w http.ResponseWriter, r *http.Request) {
-	e, err := Explain(a.Node, r.FormValue("flow"), r.FormValue("request"))
+	e, err := Explain(a.Node.Snapshot(), r.FormValue("flow"), r.FormValue("request"))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -113,7 +114,7 @@ func (a *admin) explain(w http.ResponseWriter, r *http.Request) {
 
 // Explain asks the decision core about flow and, where request is not empty,
 // about that request on it.
-func Explain(n *dataplane.Node, flow, request string) (*Explanation, error) {
+func Explain(s *snapshot.Snapshot, flow, request string) (*Explanation, error) {
 	f, err := model.ParseFlow(flow)
 	if err != nil {
 		return nil, err
@@ -126,16 +127,12 @@ func Explain(n *dataplane.Node, flow, request string) (*Explanation, error) {
 		}
 		head = &h
 	}
-	v, t := decide.Explain(n.Snapshot(), &f, head)
-	return explanation(flow, request, v, t), nil
-}
-
-func explanation(flow, request string, v decide.Verdict, t *decide.Trace) *Explanation {
+	v, t := decide.Explain(s, &f, head)
 	e := &Explanation{Flow: flow, Request: request, Verdict: v.String(), Text: v.Text}
 	for _, s := range t.Steps {
 		e.Steps = append(e.Steps, s.Text)
 	}
-	return e
+	return e, nil
 }
 
 // String is the explanation for people.

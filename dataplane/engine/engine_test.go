@@ -68,11 +68,10 @@ func (p *proxy) Failed(x *exchange.Exchange, c exchange.Code) {
 func (p *proxy) Done(*exchange.Exchange) { p.done.Add(1) }
 
 type rig struct {
-	e     *Engine
-	p     *proxy
-	addr  string
-	h2c   string
-	front net.Listener
+	e    *Engine
+	p    *proxy
+	addr string
+	h2c  string
 }
 
 // newRig runs an engine in front of app.

@@ -11,6 +11,7 @@ import (
 	"aether/dataplane/http1"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/reactor"
+	"aether/tproxy/socket"
 )
 
 // h1client is a connection to an application (or, passed through, to a
@@ -46,7 +47,7 @@ type h1client struct {
 // connect starts a non-blocking connect on fd, a socket from the pod's namespace.
 func (l *Loop) dialHTTP1(pod *Pod, fd int, addr netip.AddrPort, pool *appPool) (*h1client, error) {
 	c := &h1client{pool: pool}
-	if err := startConnect(fd, addr); err != nil {
+	if err := socket.StartConnect(fd, addr); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
@@ -57,19 +58,6 @@ func (l *Loop) dialHTTP1(pod *Pod, fd int, addr netip.AddrPort, pool *appPool) (
 	c.connecting, c.wblk = true, true
 	l.Arm(&c.timer, c, connectTime)
 	return c, nil
-}
-
-func startConnect(fd int, addr netip.AddrPort) error {
-	var sa unix.Sockaddr
-	if a := addr.Addr().Unmap(); a.Is4() {
-		sa = &unix.SockaddrInet4{Port: int(addr.Port()), Addr: a.As4()}
-	} else {
-		sa = &unix.SockaddrInet6{Port: int(addr.Port()), Addr: a.As16()}
-	}
-	if err := unix.Connect(fd, sa); err != nil && err != unix.EINPROGRESS {
-		return err
-	}
-	return nil
 }
 
 // Event is reactor.Source.

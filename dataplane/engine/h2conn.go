@@ -10,6 +10,7 @@ import (
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/reactor"
 	"aether/mtls/record"
+	"aether/tproxy/socket"
 )
 
 // h2conn drives an HTTP/2 connection: a client's (captured h2c, the hop at
@@ -88,7 +89,7 @@ func (c *h2conn) start(first []byte) {
 // dialH2 starts an h2c connection to an application.
 func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort) (*h2conn, error) {
 	c := &h2conn{client: true}
-	if err := startConnect(fd, addr); err != nil {
+	if err := socket.StartConnect(fd, addr); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}

@@ -17,10 +17,6 @@ var (
 	errAgain   = errors.New("engine: would block")
 	errYield   = errors.New("engine: the pod's share of this iteration is spent")
 	errPodGone = errors.New("engine: the pod was removed")
-	errIdle    = errors.New("engine: idle limit")
-	errHead    = errors.New("engine: the head took too long")
-	errStall   = errors.New("engine: no byte moved within the stream's idle limit")
-	errDial    = errors.New("engine: not connected in time")
 )
 
 // transport is the socket under a connection: plain, or TLS records over memory.

@@ -133,9 +133,7 @@ type Exchange struct {
 	resEnd   bool // response has gone down whole
 	over     bool
 	asked    bool // Service.Request has been called
-	inFailed bool
 	handled  bool // the service answered within Failed
-	failing  bool
 	reqStall bool // request data was refused
 	resStall bool // response data was refused
 }

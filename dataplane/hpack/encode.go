@@ -21,7 +21,7 @@ type slot struct{ hash, id uint32 }
 type Encoder struct {
 	t      table
 	lowest int // smallest size set since the last block; above MaxTable: no update to send
-	seen   [256][2]slot
+	seen   *[256][2]slot // by hash; nil: nothing seen
 }
 
 // NewEncoder makes an Encoder with a table of MaxTable octets.
@@ -47,6 +47,13 @@ func (e *Encoder) SetMaxTable(n uint32) {
 	}
 	e.t.setMax(size)
 	e.lowest = min(e.lowest, size)
+}
+
+// Trim gives back the memory that is not state. Fields then have to be seen
+// twice again before they are indexed.
+func (e *Encoder) Trim() {
+	e.seen = nil
+	e.t.compact()
 }
 
 // Begin starts a block: it appends the table size updates that are due.
@@ -94,6 +101,9 @@ func (e *Encoder) Field(dst, name, value []byte) []byte {
 // find looks a field up in the table: back is its index there, 1 being the
 // newest, or 0, and s where it was seen before, or nil.
 func (e *Encoder) find(h uint64, name, value []byte) (s *slot, back int) {
+	if e.seen == nil {
+		e.seen = new([256][2]slot)
+	}
 	set := &e.seen[h>>56]
 	switch uint32(h) {
 	case set[0].hash:

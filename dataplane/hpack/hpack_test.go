@@ -440,6 +440,30 @@ func TestIndexing(t *testing.T) {
 	}
 }
 
+// TestNamed: a name by its static index is the same field, and Trim on both
+// sides forgets nothing that the other relies on.
+func TestNamed(t *testing.T) {
+	e, d := NewEncoder(), NewDecoder(0, nil)
+	want := ":path: /items\n:path: /items\n:path: /items\n:path: /items\ncookie: c\n"
+	for round := range 3 {
+		b := e.Begin(nil)
+		for range 3 {
+			b = e.Named(b, PathRoot, []byte("/items"))
+		}
+		b = e.Field(b, []byte(":path"), []byte("/items"))
+		b = e.Named(b, cookie, []byte("c"))
+		f, err := d.Decode(b, nil)
+		if err != nil || text(f) != want {
+			t.Fatalf("%v: %q", err, text(f))
+		}
+		if len(b) > 30 || round == 1 && len(b) < 15 {
+			t.Errorf("round %d: %d bytes", round, len(b))
+		}
+		e.Trim()
+		d.Trim()
+	}
+}
+
 // TestTableSize: a change of size is told once, the lowest in between too.
 func TestTableSize(t *testing.T) {
 	for _, tt := range []struct {

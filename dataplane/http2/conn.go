@@ -196,15 +196,16 @@ func (c *Conn) Shutdown(code Code) {
 	if c.goingAway || c.err != nil {
 		return
 	}
-	c.goAway(code)
+	c.goAway(code, "")
 }
 
-func (c *Conn) goAway(code Code) {
+// goAway queues GOAWAY; debug is for whoever reads the peer's log.
+func (c *Conn) goAway(code Code, debug string) {
 	if !c.goingAway {
 		c.goingAway, c.goneLast = true, c.lastPeer
 	}
-	c.out = appendUint32(appendFrame(c.out, 8, frameGoAway, 0, 0), c.goneLast)
-	c.out = appendUint32(c.out, uint32(code))
+	c.out = appendUint32(appendFrame(c.out, 8+len(debug), frameGoAway, 0, 0), c.goneLast)
+	c.out = append(appendUint32(c.out, uint32(code)), debug...)
 }
 
 // Abort ends the connection without a word to the peer, for when the transport
@@ -223,7 +224,7 @@ func (c *Conn) Abort(code Code) {
 func (c *Conn) Reap() {
 	for i, s := range c.ended {
 		c.giveBack(s.held)
-		*s = Stream{}
+		*s = Stream{c: c, over: true} // a command that comes too late does nothing
 		c.free = append(c.free, s)
 		c.ended[i] = nil
 	}
@@ -249,6 +250,7 @@ func (c *Conn) Idle() {
 	c.head, c.pseudo = httpmsg.Head{}, [numPseudo][]byte{}
 	c.table = table{}
 	c.dec.Trim()
+	c.enc.Trim()
 }
 
 // fail ends the connection because of the peer: GOAWAY, and OnReset for all.
@@ -256,7 +258,7 @@ func (c *Conn) fail(code Code, reason string) {
 	if c.err != nil {
 		return
 	}
-	c.goAway(code)
+	c.goAway(code, reason)
 	c.err = &ConnError{code, reason}
 	c.doom(func(*Stream) bool { return true }, code)
 }
@@ -296,7 +298,7 @@ func (c *Conn) newStream(id uint32) *Stream {
 	} else {
 		s = new(Stream)
 	}
-	s.c, s.id, s.left = c, id, -1
+	s.c, s.id, s.left, s.over = c, id, -1, false
 	s.sendWin, s.recvWin = c.peerInit, c.recvInit
 	c.table.put(s)
 	c.open++

@@ -1,7 +1,6 @@
 package http2
 
 import (
-	"aether/dataplane/hpack"
 	"aether/dataplane/httpmsg"
 )
 
@@ -353,5 +352,3 @@ func (c *Conn) trailerFields() bool {
 	}
 	return true
 }
-
-var _ hpack.Marker = markField

@@ -248,7 +248,7 @@ func TestFloods(t *testing.T) {
 	})
 	for _, tt := range []struct {
 		name   string
-		break_ func(w *wire, id uint32)
+		harm func(w *wire, id uint32)
 	}{
 		{"made you reset: window update of 0", func(w *wire, id uint32) { w.WriteWindowUpdate(id, 0) }},
 		{"made you reset: window overflow", func(w *wire, id uint32) { w.WriteWindowUpdate(id, 1<<31-1) }},
@@ -261,7 +261,7 @@ func TestFloods(t *testing.T) {
 			w.h.onHead = func(*Stream, *httpmsg.Head, bool) { n++ }
 			for id := uint32(1); id < 2000; id += 2 {
 				w.head(id, true, getRoot...)
-				tt.break_(w, id)
+				tt.harm(w, id)
 			}
 			if code := w.feed(); code != "ENHANCE_YOUR_CALM" || n != maxProvoked+1 {
 				t.Fatalf("%q after %d requests", code, n)
@@ -415,6 +415,9 @@ func TestRequests(t *testing.T) {
 		{fields: []string{"content-length", ""}, open: true, want: malformed},
 		{fields: []string{"content-length", "1234567890123456789"}, open: true, want: malformed},
 		{fields: []string{"expect", "100-Continue"}, open: true, want: `GET http://a/ len=-1 expect expect="100-Continue"`},
+		{fields: []string{"expect", "100-continues"}, open: true, want: `GET http://a/ len=-1 expect="100-continues"`},
+		{fields: []string{"expect", "200-continue"}, open: true, want: `GET http://a/ len=-1 expect="200-continue"`},
+		{fields: []string{":method", "GET", ":scheme", "http", ":path", "/", ":authority", "Cart", "host", "cART"}, want: "GET http://Cart/ len=0 end"},
 		{fields: []string{"te", "trailers"}, want: `GET http://a/ len=0 te="trailers" end`},
 		{fields: []string{"te", "gzip"}, want: malformed},
 		{fields: []string{"te", "trailers, gzip"}, want: malformed},
@@ -564,6 +567,8 @@ func TestResponses(t *testing.T) {
 		{"HEAD", []string{":status", "200", "content-length", "7"}, false, `head 200 len=0 content-length="7" end`},
 		{"HEAD", []string{":status", "200", "content-length", "7"}, true, `head 200 len=0 content-length="7"`},
 		{"CONNECT", []string{":status", "200"}, true, `head 200 len=-1`},
+		{"CONNECT", []string{":status", "200"}, false, `head 200 len=0 end`},
+		{"GET", []string{":status", "200", "expect", "100-continue"}, false, `head 200 len=0 expect="100-continue" end`},
 		{"CONNECT", []string{":status", "403"}, false, `head 403 len=0 end`},
 	} {
 		t.Run(fmt.Sprint(tt.method, tt.fields), func(t *testing.T) {
@@ -598,6 +603,16 @@ func TestResponses(t *testing.T) {
 		s, _ := w.c.Open()
 		s.WriteHead(get("/"), true)
 		w.head(1, true, ":status", "200", "x", strings.Repeat("v", 200))
+		w.want("1 reset PROTOCOL_ERROR", "")
+		if w.c.Stats().TooLarge != 1 {
+			t.Error("not counted")
+		}
+	})
+	t.Run("too many fields", func(t *testing.T) {
+		w := newWire(t, Config{MaxFields: 1})
+		s, _ := w.c.Open()
+		s.WriteHead(get("/"), true)
+		w.head(1, true, ":status", "200", "x", "1", "y", "2")
 		w.want("1 reset PROTOCOL_ERROR", "")
 		if w.c.Stats().TooLarge != 1 {
 			t.Error("not counted")

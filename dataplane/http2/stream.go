@@ -49,7 +49,8 @@ func (s *Stream) Window() int {
 // fields are left out (RFC 9113 8.2.2), whatever h says; an empty Scheme is
 // "http", an empty Path "/" (no path for a plain CONNECT). A client's CONNECT
 // with Upgrade is an extended one, which needs PeerAllowsConnect. A second
-// final head is ignored. A response whose Status is not 100-999 resets the
+// final head is ignored. Heads do not wait for windows or the bound on queued
+// output: a connection may queue one head and trailers a stream beyond it. A response whose Status is not 100-999 resets the
 // stream with InternalError.
 func (s *Stream) WriteHead(h *httpmsg.Head, end bool) {
 	c := s.c

@@ -58,7 +58,7 @@ type Inbound struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
-	loops map[*engine.Loop]*exchange.Pool // guarded by mu
+	loops map[*engine.Loop]*loopState // guarded by mu
 }
 
 // New makes an Inbound.
@@ -66,7 +66,7 @@ func New(cfg Config) *Inbound {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Inbound{cfg: cfg, log: cfg.Log, loops: map[*engine.Loop]*exchange.Pool{}}
+	return &Inbound{cfg: cfg, log: cfg.Log, loops: map[*engine.Loop]*loopState{}}
 }
 
 // Sockets makes sockets in the pod's namespace.
@@ -88,15 +88,22 @@ type Pod struct {
 	Sockets   Sockets
 }
 
-func (in *Inbound) pool(l *engine.Loop) *exchange.Pool {
+// loopState is what the inbound side keeps on one loop.
+type loopState struct {
+	pool exchange.Pool
+	end  journal.Entry // scratch: observers copy what they keep
+}
+
+func (in *Inbound) state(l *engine.Loop) *loopState {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	p := in.loops[l]
-	if p == nil {
-		p = &exchange.Pool{Service: in}
-		in.loops[l] = p
+	st := in.loops[l]
+	if st == nil {
+		st = &loopState{}
+		st.pool.Service = in
+		in.loops[l] = st
 	}
-	return p
+	return st
 }
 
 // conn is one connection of a caller.
@@ -104,6 +111,7 @@ type conn struct {
 	info  engine.ConnInfo
 	in    *Inbound
 	pod   *Pod
+	st    *loopState
 	flow  model.Flow
 	v     decide.Verdict
 	snap  *snapshot.Snapshot // of the verdict
@@ -177,7 +185,8 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 		return
 	}
 	home := p.Engine.Home()
-	c.info = engine.ConnInfo{Pod: p.Engine, Loop: home, Pool: in.pool(home), User: c}
+	c.st = in.state(home)
+	c.info = engine.ConnInfo{Pod: p.Engine, Loop: home, Pool: &c.st.pool, User: c}
 	c.flow.Sniff = model.SniffHTTP11
 	serve := home.ServeHTTP1
 	if h2 {
@@ -357,8 +366,9 @@ func (in *Inbound) Done(x *exchange.Exchange) {
 	if v.Reason == decide.Live || v.Reason == decide.Ready {
 		return // never access-logged (contract 4.11)
 	}
-	var e journal.Entry
-	c.entry(&e, v)
+	e := &c.st.end
+	*e = journal.Entry{}
+	c.entry(e, v)
 	e.Took = time.Duration(c.info.Loop.Now() - x.Start)
 	e.Request = true
 	e.Host.Set(x.Req.Authority)
@@ -370,7 +380,7 @@ func (in *Inbound) Done(x *exchange.Exchange) {
 	e.Ended = x.Ended.String()
 	e.Outcome.Set(rq.outcome)
 	e.Version = rq.version
-	in.cfg.Journal.Ended(&e)
+	in.cfg.Journal.Ended(e)
 }
 
 func (c *conn) entry(e *journal.Entry, v *decide.Verdict) {

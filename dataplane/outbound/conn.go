@@ -3,7 +3,6 @@ package outbound
 import (
 	"context"
 	"net"
-	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -269,7 +268,7 @@ func (c *conn) startRace(s *sniffer) *racer {
 		return nil
 	}
 	r := &racer{c: c, s: s, fd: fd}
-	if err := connectTo(fd, dst); err != nil {
+	if err := socket.StartConnect(fd, dst); err != nil {
 		unix.Close(fd)
 		return nil
 	}
@@ -280,19 +279,6 @@ func (c *conn) startRace(s *sniffer) *racer {
 	}
 	l.Arm(&r.timer, r, int64(dialLimit))
 	return r
-}
-
-func connectTo(fd int, dst netip.AddrPort) error {
-	var sa unix.Sockaddr
-	if a := dst.Addr().Unmap(); a.Is4() {
-		sa = &unix.SockaddrInet4{Port: int(dst.Port()), Addr: a.As4()}
-	} else {
-		sa = &unix.SockaddrInet6{Port: int(dst.Port()), Addr: a.As16()}
-	}
-	if err := unix.Connect(fd, sa); err != nil && err != unix.EINPROGRESS {
-		return err
-	}
-	return nil
 }
 
 // Event is reactor.Source.

@@ -88,6 +88,7 @@ type loopState struct {
 	pool exchange.Pool
 	hops map[hopKey]*hopState
 	rnd  *rand.Rand
+	end  journal.Entry // scratch: observers copy what they keep
 }
 
 type hopKey struct {
@@ -453,7 +454,8 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	if v.Action == 0 {
 		return // never asked: the connection went first
 	}
-	var e journal.Entry
+	e := &c.st.end
+	*e = journal.Entry{}
 	now := c.st.l.Now()
 	e.At = time.Now()
 	e.Took = time.Duration(now - x.Start)
@@ -479,7 +481,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.Version = rq.snap.Version()
 	rq.snap = nil // a request that is over keeps no old world alive
 	rq.v.Backend, rq.endpoint = nil, nil
-	o.cfg.Journal.Ended(&e)
+	o.cfg.Journal.Ended(e)
 }
 
 // Swept closes hop sessions to endpoints that snap does not have any more. Safe for concurrent use.

@@ -121,7 +121,6 @@ type Loop struct {
 	wheel   wheel
 	started atomic.Int64 // start of the running iteration, 0 while waiting
 	tid     atomic.Int64
-	gid     atomic.Int64
 	seen    int64 // watchdog: the iteration already reported
 
 	iterations, events, wakeups, panics, slow, busy atomic.Uint64

@@ -180,9 +180,6 @@ func (r *run) direction(src, other *end, copy func() error) {
 		return
 	}
 	r.mu.Lock()
-	if r.first == Nobody {
-		r.first = src.side
-	}
 	r.done[src.side] = true
 	both := r.done[other.side]
 	r.mu.Unlock()
@@ -192,6 +189,15 @@ func (r *run) direction(src, other *end, copy func() error) {
 	}
 	if err := watch(src); err != nil {
 		r.abort(&sideError{src.side, err})
+	}
+}
+
+// over notes that src has ended in order, before the other side can learn of it.
+func (r *run) over(src *end) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.first == Nobody {
+		r.first = src.side
 	}
 }
 
@@ -306,6 +312,7 @@ func (r *run) copy(src, dst *end, first []byte, total *int64) error {
 			return err
 		}
 		if n == 0 {
+			r.over(src)
 			return closeWrite(dst)
 		}
 	}

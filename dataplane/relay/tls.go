@@ -165,6 +165,7 @@ func (t *tlsRun) write(b []byte) error {
 
 // closeHop ends the direction to the hop: close_notify, then FIN.
 func (t *tlsRun) closeHop() error {
+	t.over(&t.a)
 	if err := t.locked(func() error {
 		out := t.rec.CloseNotify(nil)
 		t.closed = true
@@ -190,6 +191,7 @@ func (t *tlsRun) fromHop() error {
 			return err
 		}
 		if done {
+			t.over(&t.b)
 			return closeWrite(&t.a)
 		}
 		if in.buf != nil {

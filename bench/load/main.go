@@ -1,0 +1,78 @@
+// Command load is the benchmark's client and raw server, each a process of its own
+// so that its work is not counted as a proxy's:
+//
+//	load rate      paced requests at a fixed rate, open loop
+//	load idle      many connections, each idle after one request
+//	load download  a counted stream of bytes from load source
+//	load first     the time to the first byte of a server that speaks first
+//	load source    server of load download
+//	load banner    server of load first
+//
+// Every client prints one JSON object and exits with 1 when anything went wrong. It
+// knows nothing of proxies: it dials what it is told.
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+)
+
+func main() {
+	if err := start(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "load:", err)
+		os.Exit(1)
+	}
+}
+
+func start(args []string) error {
+	if len(args) == 0 {
+		return fmt.Errorf("say which: rate, idle, download, first, source or banner")
+	}
+	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
+	addr := fs.String("addr", "", "literal `ip:port` to dial, or to listen on")
+	host := fs.String("host", "", "Host of the requests (default: addr)")
+	n := fs.Int("n", 10_000, "idle: connections")
+	bytes := fs.Int64("bytes", 1e9, "download: bytes")
+	qps := fs.Int("qps", 2000, "rate: requests a second, all connections together")
+	conns := fs.Int("conns", 16, "rate: connections")
+	duration := fs.Duration("duration", 3*time.Second, "rate: how long")
+	if err := fs.Parse(args[1:]); err != nil {
+		return err
+	}
+	to, err := netip.ParseAddrPort(*addr)
+	if err != nil {
+		return fmt.Errorf("-addr: %w", err)
+	}
+	if *host == "" {
+		*host = *addr
+	}
+	request := []byte("GET / HTTP/1.1\r\nHost: " + *host + "\r\nUser-Agent: load\r\n\r\n")
+	var result any
+	switch args[0] {
+	case "rate":
+		if *qps < 1 || *conns < 1 || *conns > 10_000 || *duration <= 0 || float64(*qps)*duration.Seconds() > 50e6 {
+			return fmt.Errorf("rate: qps and duration must be positive (at most 50 million requests), conns 1 to 10000")
+		}
+		result, err = paced(to, request, *qps, *conns, *duration)
+	case "idle":
+		return idle(to, request, *n, os.Stdin, os.Stdout)
+	case "download":
+		result, err = download(to, *bytes)
+	case "first":
+		result, err = firstByte(to)
+	case "source":
+		return serve(to, source)
+	case "banner":
+		return serve(to, banner)
+	default:
+		return fmt.Errorf("%q is none of rate, idle, download, first, source, banner", args[0])
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", args[0], err)
+	}
+	return json.NewEncoder(os.Stdout).Encode(result)
+}

@@ -1,0 +1,314 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"time"
+
+	"aether/e2e/rig"
+)
+
+// Concurrency of the loads.
+const (
+	satConns   = 32
+	closeConns = 16
+	rateConns  = 16
+	rateQPS    = 2000
+)
+
+// saturation: as many requests as go over 32 kept connections.
+func saturation(ctx context.Context, z *suite, s *site) (sample, error) {
+	return s.with(ctx, workHTTP, func(p pair) (sample, error) {
+		if err := s.warm(ctx); err != nil {
+			return nil, err
+		}
+		got := sample{}
+		var w wrkResult
+		err := p.cost(got, "us/req", func() (n float64, err error) {
+			w, err = s.wrk(ctx, satConns, z.sat, false)
+			return w.requests / 1e6, err
+		})
+		if err != nil {
+			return nil, err
+		}
+		got["req/s"], got["p99-ms"] = w.perSecond, w.p99
+		return got, p.memory(got)
+	})
+}
+
+// fixedRate: 2,000 requests a second over 16 connections, whatever the answers do.
+func fixedRate(ctx context.Context, z *suite, s *site) (sample, error) {
+	return s.with(ctx, workHTTP, func(p pair) (sample, error) {
+		if err := s.warm(ctx); err != nil {
+			return nil, err
+		}
+		got := sample{}
+		var r struct {
+			Requests float64 `json:"requests"`
+			QPS      float64 `json:"qps"`
+			P50      float64 `json:"p50_ms"`
+			P90      float64 `json:"p90_ms"`
+			P99      float64 `json:"p99_ms"`
+			LagP99   float64 `json:"lag_p99_ms"`
+		}
+		err := p.cost(got, "us/req", func() (float64, error) {
+			err := s.load(ctx, &r, "rate", "-addr", s.target(8080).String(), "-host", serviceHost,
+				"-qps", strconv.Itoa(rateQPS), "-conns", strconv.Itoa(rateConns), "-duration", z.rate.String())
+			return r.Requests / 1e6, err
+		})
+		got["p50-ms"], got["p90-ms"], got["p99-ms"], got["lag-p99-ms"], got["req/s"] = r.P50, r.P90, r.P99, r.LagP99, r.QPS
+		return got, err
+	})
+}
+
+// closeEach: a connection for every request, 16 at a time.
+func closeEach(ctx context.Context, z *suite, s *site) (sample, error) {
+	return s.with(ctx, workHTTP, func(p pair) (sample, error) {
+		if err := s.warm(ctx); err != nil {
+			return nil, err
+		}
+		got := sample{}
+		var w wrkResult
+		err := p.cost(got, "us/req", func() (_ float64, err error) {
+			w, err = s.wrk(ctx, closeConns, z.close, true)
+			return w.requests / 1e6, err
+		})
+		got["req/s"] = w.perSecond
+		return got, err
+	})
+}
+
+// rawTCP: one stream through the declared raw-TCP port, from destination to source.
+func rawTCP(ctx context.Context, z *suite, s *site) (sample, error) {
+	return s.with(ctx, workTCP, func(p pair) (sample, error) {
+		got := sample{}
+		var d struct {
+			Bytes   float64 `json:"bytes"`
+			Seconds float64 `json:"seconds"`
+		}
+		err := p.cost(got, "s/GB", func() (float64, error) {
+			err := s.load(ctx, &d, "download", "-addr", s.target(9000).String(), "-bytes", strconv.FormatInt(z.bytes, 10))
+			return d.Bytes / 1e9, err
+		})
+		if err == nil {
+			got["Gbit/s"] = d.Bytes * 8 / 1e9 / d.Seconds
+		}
+		return got, err
+	})
+}
+
+// idleConns: what 10,000 captured connections, each idle after one request, cost the source's proxy.
+func idleConns(ctx context.Context, z *suite, s *site) (sample, error) {
+	return s.with(ctx, workHTTP, func(p pair) (_ sample, err error) {
+		before, err := settled(ctx, p.a)
+		if err != nil {
+			return nil, err
+		}
+		cmd := s.A.Command(ctx, filepath.Join(s.suite.tools, "load"), "idle", "-addr", s.target(8080).String(), "-host", serviceHost, "-n", strconv.Itoa(z.idle))
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		hold, err := cmd.StdinPipe()
+		if err != nil {
+			return nil, err
+		}
+		said, err := cmd.StdoutPipe()
+		if err != nil {
+			return nil, err
+		}
+		if err := cmd.Start(); err != nil {
+			return nil, err
+		}
+		line, err := bufio.NewReader(said).ReadString('\n')
+		var after int64
+		if err == nil {
+			after, err = settled(ctx, p.a)
+		}
+		hold.Close() // it checks that every connection is still there, and ends
+		io.Copy(io.Discard, said)
+		if e := cmd.Wait(); e != nil {
+			return nil, fmt.Errorf("load idle: %w: %s", e, stderr.Bytes())
+		}
+		if err != nil {
+			return nil, fmt.Errorf("load idle: said %q: %w", line, err)
+		}
+		return sample{
+			"A-B/conn":   float64(after-before) / float64(z.idle),
+			"A-MB-empty": float64(before) / 1e6,
+			"A-MB-idle":  float64(after) / 1e6,
+		}, nil
+	})
+}
+
+// serverFirst: the first byte of a server outside the mesh whose client waits for it.
+func serverFirst(ctx context.Context, _ *suite, s *site) (sample, error) {
+	return s.with(ctx, workHTTP, func(pair) (sample, error) {
+		var f struct {
+			MS float64 `json:"first_byte_ms"`
+		}
+		to := netip.AddrPortFrom(s.rig.Nodes[1].IP4, bannerPort)
+		err := s.load(ctx, &f, "first", "-addr", to.String())
+		return sample{"first-byte-ms": f.MS}, err
+	})
+}
+
+// warm opens pools and buffers.
+func (s *site) warm(ctx context.Context) error {
+	_, err := s.wrk(ctx, satConns, 1, false)
+	return err
+}
+
+// cost runs f, which returns units of work, and notes what each proxy spent a unit
+// in seconds, as "A-<unit>" and "B-<unit>".
+func (p pair) cost(into sample, unit string, f func() (float64, error)) error {
+	procs := map[string]*rig.Proc{}
+	if p.a != nil {
+		procs["A-"+unit], procs["B-"+unit] = p.a, p.b
+	}
+	before := map[string]time.Duration{}
+	for name, proc := range procs {
+		var err error
+		if before[name], err = proc.CPU(); err != nil {
+			return err
+		}
+	}
+	units, err := f()
+	if err != nil {
+		return err
+	}
+	for name, proc := range procs {
+		after, err := proc.CPU()
+		if err != nil {
+			return err
+		}
+		into[name] = (after - before[name]).Seconds() / units
+	}
+	return nil
+}
+
+// memory notes the resident memory of both proxies, in MB.
+func (p pair) memory(into sample) error {
+	if p.a == nil {
+		return nil
+	}
+	for name, proc := range map[string]*rig.Proc{"A-MB": p.a, "B-MB": p.b} {
+		rss, err := proc.RSS()
+		if err != nil {
+			return err
+		}
+		into[name] = float64(rss) / 1e6
+	}
+	return nil
+}
+
+// settled is the resident memory once it has not moved by 1 % for a second, or after six seconds.
+func settled(ctx context.Context, p *rig.Proc) (int64, error) {
+	const step, calm, most = 250 * time.Millisecond, 4, 24
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	last, err := p.RSS()
+	same := 0
+	for i := 0; err == nil && same < calm && i < most; i++ {
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-tick.C:
+		}
+		var rss int64
+		rss, err = p.RSS()
+		if d := rss - last; d > last/100 || d < -last/100 {
+			last, same = rss, 0
+		} else {
+			same++
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	return p.RSS()
+}
+
+// load runs the load command in the source's pod and decodes what it prints; into may be nil.
+func (s *site) load(ctx context.Context, into any, args ...string) error {
+	cmd := s.A.Command(ctx, append([]string{filepath.Join(s.suite.tools, "load")}, args...)...)
+	stdout, err := output(cmd)
+	if err != nil || into == nil {
+		return err
+	}
+	if err := json.Unmarshal(stdout, into); err != nil {
+		return fmt.Errorf("load %s: %w: %q", args[0], err, stdout)
+	}
+	return nil
+}
+
+// output runs a command; the error carries what it said.
+func output(cmd *exec.Cmd) ([]byte, error) {
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%v: %w: %s%s", cmd.Args, err, stderr.Bytes(), stdout.Bytes())
+	}
+	return stdout.Bytes(), nil
+}
+
+// wrkResult is what wrk(1) printed.
+type wrkResult struct {
+	requests, perSecond float64
+	p50, p99            float64 // ms
+}
+
+// wrk runs wrk in the source's pod.
+func (s *site) wrk(ctx context.Context, conns, seconds int, closing bool) (wrkResult, error) {
+	args := []string{"wrk", "-t1", "-c" + strconv.Itoa(conns), "-d" + strconv.Itoa(seconds) + "s", "--latency", "-H", "Host: " + serviceHost}
+	if closing {
+		args = append(args, "-H", "Connection: close")
+	}
+	out, err := output(s.A.Command(ctx, append(args, "http://"+s.target(8080).String()+"/")...))
+	if err != nil {
+		return wrkResult{}, err
+	}
+	return parseWrk(string(out))
+}
+
+var (
+	wrkTotal  = regexp.MustCompile(`(?m)^\s*(\d+) requests in `)
+	wrkRate   = regexp.MustCompile(`(?m)^Requests/sec:\s+([\d.]+)$`)
+	wrkFailed = regexp.MustCompile(`(?m)^\s*(Socket errors: .*|Non-2xx or 3xx responses: .*)$`)
+	wrkP50    = regexp.MustCompile(`(?m)^\s+50%\s+(\S+)$`)
+	wrkP99    = regexp.MustCompile(`(?m)^\s+99%\s+(\S+)$`)
+)
+
+// parseWrk reads wrk's summary; errors that wrk counted are an error.
+func parseWrk(text string) (w wrkResult, err error) {
+	if m := wrkFailed.FindString(text); m != "" {
+		return w, fmt.Errorf("wrk had errors: %s", m)
+	}
+	number := func(re *regexp.Regexp) float64 {
+		m := re.FindStringSubmatch(text)
+		if m == nil {
+			err = fmt.Errorf("wrk's output has no %s:\n%s", re, text)
+			return 0
+		}
+		if f, e := strconv.ParseFloat(m[1], 64); e == nil {
+			return f
+		}
+		d, e := time.ParseDuration(m[1]) // "1.02ms", "93.00us"
+		if e != nil {
+			err = fmt.Errorf("wrk's output: %w", e)
+		}
+		return d.Seconds() * 1e3
+	}
+	w = wrkResult{requests: number(wrkTotal), perSecond: number(wrkRate), p50: number(wrkP50), p99: number(wrkP99)}
+	if err == nil && w.requests == 0 {
+		err = fmt.Errorf("wrk made no request:\n%s", text)
+	}
+	return w, err
+}
