@@ -1,4 +1,4 @@
-// Package meshhop makes and keeps the mTLS connections between nodes: one hop
+// Package meshhop makes the mTLS connections between nodes: one hop
 // from a source pod to the mesh port of a destination pod.
 //
 //   - A session belongs to one Key. What one identity opened never carries
@@ -6,7 +6,7 @@
 //     all in the key, and all are compared.
 //   - No SVID of the key's own source identity: no dial (contract 5.4).
 //   - Handshakes are bounded in time, in number, and in how many wait.
-//   - Dial and Accept run in the caller's goroutine; a Pool belongs to one loop.
+//   - Dial and Accept run in the caller's goroutine.
 //
 // It knows TCP, TLS and identities, and nothing of requests, policy or routing.
 package meshhop

@@ -25,6 +25,7 @@ type h2conn struct {
 
 	client     bool
 	connecting bool
+	cause      error // what ended the connection, for the exchanges on it
 	goaway     bool  // takes no new requests
 	retireAt   int64 // hop: when that becomes so by age
 	closing    bool  // close once out is empty and no stream is left
@@ -222,6 +223,7 @@ func (c *h2conn) pump() {
 			}
 			return
 		default:
+			c.cause = err
 			c.end(exchange.Closed)
 			return
 		}
@@ -442,6 +444,7 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 	x := st.x
 	st.release()
 	if c.client {
+		x.Cause = c.cause
 		x.ResponseGone(fromH2(code, c.connecting))
 		return
 	}

@@ -20,7 +20,7 @@ type slot struct{ hash, id uint32 }
 // each append one field, and must reach the peer: blocks change the table.
 type Encoder struct {
 	t      table
-	lowest int // smallest size set since the last block; above MaxTable: no update to send
+	lowest int           // smallest size set since the last block; above MaxTable: no update to send
 	seen   *[256][2]slot // by hash; nil: nothing seen
 }
 

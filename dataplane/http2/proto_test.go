@@ -247,7 +247,7 @@ func TestFloods(t *testing.T) {
 		}
 	})
 	for _, tt := range []struct {
-		name   string
+		name string
 		harm func(w *wire, id uint32)
 	}{
 		{"made you reset: window update of 0", func(w *wire, id uint32) { w.WriteWindowUpdate(id, 0) }},

@@ -33,6 +33,7 @@ import (
 	"aether/dataplane/reactor"
 	"aether/dataplane/relay"
 	"aether/dataplane/snapshot"
+	"aether/dataplane/telemetry"
 	"aether/meshhop"
 	"aether/mtls/record"
 	"aether/mtls/spiffeid"
@@ -54,8 +55,9 @@ type Config struct {
 
 // Inbound serves the pods that are added to it.
 type Inbound struct {
-	cfg Config
-	log *slog.Logger
+	cfg   Config
+	log   *slog.Logger
+	quiet *telemetry.Quiet
 
 	mu    sync.Mutex
 	loops map[*engine.Loop]*loopState // guarded by mu
@@ -66,7 +68,7 @@ func New(cfg Config) *Inbound {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Inbound{cfg: cfg, log: cfg.Log, loops: map[*engine.Loop]*loopState{}}
+	return &Inbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil), loops: map[*engine.Loop]*loopState{}}
 }
 
 // Sockets makes sockets in the pod's namespace.
@@ -150,7 +152,8 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 	h, err := in.cfg.Acceptor.Accept(p.Context, p.Local, tc)
 	if err != nil {
 		kind := meshhop.ReasonOf(err)
-		in.log.Warn("inbound hop refused", "pod", p.Container, "reason", string(kind), "err", err)
+		from, _, _ := net.SplitHostPort(tc.RemoteAddr().String())
+		in.quiet.Warn(string(kind)+" "+p.Container+" "+from, "inbound hop refused", "pod", p.Container, "from", from, "reason", string(kind), "err", err)
 		c.v = decide.Verdict{Action: decide.Refuse, Reason: decide.NoVerdict}
 		c.record(0, 0, "client", string(kind))
 		return

@@ -38,20 +38,21 @@ type sniffer struct {
 	state sniff.State
 	timer reactor.Timer
 	race  *racer
-	open  bool // registered
 	done  bool
 	last  bool // no more bytes are waited for
 	ready bool
 }
 
 func (c *conn) sniff(snap *snapshot.Snapshot, v decide.Verdict, fd int) {
-	s := &sniffer{c: c, snap: snap, v: v, fd: fd}
+	s := c.st.sniffer()
+	s.c, s.snap, s.v, s.fd = c, snap, v, fd
 	l := c.st.l
 	if err := l.Register(fd, s, reactor.Stream); err != nil {
 		unix.Close(fd)
+		s.done = true
+		s.put()
 		return
 	}
-	s.open = true
 	wait := v.Wait
 	if wait == 0 {
 		wait = idleLimit
@@ -59,6 +60,28 @@ func (c *conn) sniff(snap *snapshot.Snapshot, v decide.Verdict, fd int) {
 	l.Arm(&s.timer, s, int64(wait))
 	if v.Race {
 		s.race = c.startRace(s)
+	}
+}
+
+const keepSniffers = 256
+
+// sniffer takes one from the free list. It is reset here and not when it is
+// given back: whoever calls settled or drop may still look at it.
+func (st *loopState) sniffer() *sniffer {
+	if n := len(st.free); n > 0 {
+		s := st.free[n-1]
+		st.free = st.free[:n-1]
+		*s = sniffer{}
+		return s
+	}
+	return &sniffer{}
+}
+
+// put gives a sniffer back that is done: nothing but its caller refers to it.
+func (s *sniffer) put() {
+	if st := s.c.st; len(st.free) < keepSniffers {
+		s.snap, s.buf, s.race = nil, nil, nil
+		st.free = append(st.free, s)
 	}
 }
 
@@ -74,15 +97,20 @@ func (s *sniffer) Event(ev uint32) {
 func (s *sniffer) read() {
 	l := s.c.st.l
 	for s.ready && !s.done {
-		if len(s.buf) == cap(s.buf) {
-			if len(s.buf) >= sniff.MaxPeek {
-				s.last = true
-				s.settle(s.state.Last(s.buf))
-				return
+		// The first bytes mostly decide: only if they do not are they kept.
+		room := l.Scratch[:sniff.MaxPeek]
+		if len(s.buf) > 0 {
+			if len(s.buf) == cap(s.buf) {
+				s.buf = append(make([]byte, 0, min(2*cap(s.buf), sniff.MaxPeek)), s.buf...)
 			}
-			s.buf = append(make([]byte, 0, max(firstRead, min(2*cap(s.buf), sniff.MaxPeek))), s.buf...)
+			room = s.buf[len(s.buf):cap(s.buf)]
 		}
-		n, err := unix.Read(s.fd, s.buf[len(s.buf):cap(s.buf)])
+		if len(room) == 0 {
+			s.last = true
+			s.settle(s.state.Last(s.buf))
+			return
+		}
+		n, err := unix.Read(s.fd, room)
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -101,12 +129,20 @@ func (s *sniffer) read() {
 			s.settle(s.state.Last(s.buf))
 			return
 		}
-		s.ready = n == cap(s.buf)-len(s.buf)
-		s.buf = s.buf[:len(s.buf)+n]
+		s.ready = n == len(room)
+		first := len(s.buf) == 0
+		if first {
+			s.buf = room[:n]
+		} else {
+			s.buf = s.buf[:len(s.buf)+n]
+		}
 		if r := s.state.Detect(s.buf); !r.More {
 			if s.settle(r); s.done {
 				return
 			}
+		}
+		if first {
+			s.buf = append(make([]byte, 0, max(firstRead, len(s.buf))), s.buf...)
 		}
 		if s.race == nil && s.v.Wait != 0 {
 			l.Arm(&s.timer, s, int64(s.v.Wait)) // the client has begun: it may finish
@@ -183,6 +219,7 @@ func (s *sniffer) needsHost() bool { return !s.last && s.v.Reason == decide.Fore
 func (s *sniffer) settled(kind model.Sniff, host string) {
 	c, l := s.c, s.c.st.l
 	s.done = true
+	defer s.put()
 	l.Disarm(&s.timer)
 	c.flow.Sniff, c.flow.Host = kind, host
 	v := s.v
@@ -244,8 +281,8 @@ func (s *sniffer) drop(abort bool) {
 	} else {
 		unix.Close(s.fd)
 	}
-	v := s.v
-	s.c.record(v, s.snap, connEnd{ended: "client"})
+	s.c.record(s.v, s.snap, connEnd{ended: "client"})
+	s.put()
 }
 
 // racer is a connection to the dialled address, made while the client has not spoken.
@@ -426,13 +463,11 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 			refuse("wrong-peer")
 			return
 		}
-		s, err := c.o.cfg.Dialer.Dial(c.pod.Context, meshhop.Key{
-			Pod: c.pod.Container, Source: c.pod.ID, Endpoint: e.Addr, SNI: v.Backend.SNI, Proto: meshhop.Raw, Pin: pin,
-		})
+		k := meshhop.Key{Pod: c.pod.Container, Source: c.pod.ID, Endpoint: e.Addr, SNI: v.Backend.SNI, Proto: meshhop.Raw, Pin: pin}
+		s, err := c.o.cfg.Dialer.Dial(c.pod.Context, k)
 		if err != nil {
-			kind := meshhop.ReasonOf(err)
-			c.o.log.Warn("hop not opened", "reason", kind, "err", err)
-			refuse(string(kind))
+			c.o.notOpened(k, err)
+			refuse(string(meshhop.ReasonOf(err)))
 			return
 		}
 		c.recordRelay(v, snap, e, relay.TLS(c.pod.Context, a, s.Conn, s.Record(), first, relay.Options{}))

@@ -31,6 +31,7 @@ import (
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
+	"aether/dataplane/telemetry"
 	"aether/meshhop"
 	"aether/mtls"
 	"aether/mtls/record"
@@ -48,8 +49,9 @@ type Config struct {
 
 // Outbound serves the pods that are added to it.
 type Outbound struct {
-	cfg Config
-	log *slog.Logger
+	cfg   Config
+	log   *slog.Logger
+	quiet *telemetry.Quiet
 
 	mu    sync.Mutex
 	loops map[*engine.Loop]*loopState // guarded by mu
@@ -60,7 +62,7 @@ func New(cfg Config) *Outbound {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Outbound{cfg: cfg, log: cfg.Log, loops: map[*engine.Loop]*loopState{}}
+	return &Outbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil), loops: map[*engine.Loop]*loopState{}}
 }
 
 // Pod is a workload whose egress is served. Its fields are not changed once it is used.
@@ -88,6 +90,7 @@ type loopState struct {
 	pool exchange.Pool
 	hops map[hopKey]*hopState
 	rnd  *rand.Rand
+	free []*sniffer
 	end  journal.Entry // scratch: observers copy what they keep
 }
 
@@ -195,7 +198,7 @@ func (st *loopState) hopFor(p *Pod, b *snapshot.Backend, e *snapshot.Endpoint) (
 	h.hop = st.l.NewHop(p.Engine, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
 		s, err := st.o.cfg.Dialer.Dial(ctx, mk)
 		if err != nil {
-			st.o.log.Warn("hop not opened", "reason", meshhop.ReasonOf(err), "err", err)
+			st.o.notOpened(mk, err)
 			return -1, nil, 0, err
 		}
 		rec := s.Record()
@@ -211,6 +214,12 @@ func (st *loopState) hopFor(p *Pod, b *snapshot.Backend, e *snapshot.Endpoint) (
 	})
 	st.hops[k] = h
 	return h, nil
+}
+
+// notOpened logs once a cause.
+func (o *Outbound) notOpened(k meshhop.Key, err error) {
+	why := string(meshhop.ReasonOf(err))
+	o.quiet.Warn(why+" "+k.String(), "hop not opened", "reason", why, "err", err)
 }
 
 // Request is exchange.Service.
