@@ -122,7 +122,7 @@ func (e *Engine) Run(ctx context.Context) {
 		e.wg.Go(l.Run)
 	}
 	e.mu.Unlock()
-	t := time.NewTicker(20 * time.Millisecond)
+	t := time.NewTicker(50 * time.Millisecond)
 	defer t.Stop()
 	for n := 0; ; n++ {
 		select {
@@ -139,7 +139,7 @@ func (e *Engine) Run(ctx context.Context) {
 			for _, l := range e.loops {
 				l.Check()
 			}
-			if n%50 == 49 {
+			if n%20 == 19 {
 				e.spread(time.Second)
 			}
 			e.mu.Unlock()

@@ -178,7 +178,7 @@ func (c *h1server) fill() bool {
 			c.yield()
 			return false
 		}
-		// Orderly or not, the client is gone: nobody waits for the response (decision 0003).
+		// Orderly or not, the client is gone: nobody waits for the response (docs/decisions/001).
 		c.drop(!errors.Is(err, io.EOF) && c.x != nil, exchange.Cancel)
 		return false
 	}

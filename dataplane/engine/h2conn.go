@@ -266,6 +266,10 @@ func (c *h2conn) end(code exchange.Code) {
 	if c.closed {
 		return
 	}
+	c.goaway = true
+	if c.hop != nil {
+		c.hop.lost(c) // first: what is sent anew is not to come back here
+	}
 	if code == exchange.Connect {
 		c.h2.Abort(http2.RefusedStream)
 	} else {
@@ -277,9 +281,6 @@ func (c *h2conn) end(code exchange.Code) {
 		c.left = nil
 	}
 	c.wantReap()
-	if c.hop != nil {
-		c.hop.lost(c)
-	}
 	if c.info != nil && c.info.OnClose != nil {
 		c.info.OnClose(c.info)
 	}
