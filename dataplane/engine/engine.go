@@ -313,14 +313,19 @@ type Pod struct {
 	eng  *Engine
 	home atomic.Pointer[Loop]
 
-	// Owned by the loop that asks; two loops only during a move, each with its own iteration numbers.
-	iter  uint64
-	spent int
+	budget []budget // by loop: each entry is its loop's own
 
 	mu        sync.Mutex
 	listeners map[int]*listener // by fd; guarded by mu
 	gone      bool              // guarded by mu
 	conns     atomic.Int64
+}
+
+// budget is what a pod has used of one loop's iteration.
+type budget struct {
+	iter  uint64
+	spent int
+	_     [48]byte // loops do not share a cache line
 }
 
 // AddPod gives a pod its home: the loop with the fewest pods.
@@ -337,7 +342,7 @@ func (e *Engine) AddPod(name string) *Pod {
 			best = l
 		}
 	}
-	p := &Pod{Name: name, eng: e, listeners: map[int]*listener{}}
+	p := &Pod{Name: name, eng: e, listeners: map[int]*listener{}, budget: make([]budget, e.cfg.MaxLoops)}
 	p.home.Store(best)
 	e.pods[p] = struct{}{}
 	return p
@@ -399,11 +404,15 @@ func (p *Pod) Conns() int64 { return p.conns.Load() }
 
 // take accounts n bytes of this iteration to the pod.
 func (p *Pod) take(l *Loop, n int) {
-	if it := l.Iteration(); it != p.iter {
-		p.iter, p.spent = it, 0
+	b := &p.budget[l.ID()]
+	if it := l.Iteration(); it != b.iter {
+		b.iter, b.spent = it, 0
 	}
-	p.spent += n
+	b.spent += n
 }
 
 // spentUp reports whether the pod has had its share of this iteration.
-func (p *Pod) spentUp(l *Loop) bool { return p.iter == l.Iteration() && p.spent >= podBytes }
+func (p *Pod) spentUp(l *Loop) bool {
+	b := &p.budget[l.ID()]
+	return b.iter == l.Iteration() && b.spent >= podBytes
+}
