@@ -33,8 +33,13 @@ const (
 	bigReadBuf = 64 << 10  // when a head does not fit (contract 17: heads up to 60 KiB)
 	outHigh    = 256 << 10 // queued output of an HTTP/1 connection before its source is stopped
 	sealMax    = 256 << 10 // plaintext sealed at once
-	keepBufs   = 256       // free buffers a loop keeps of each kind
-	keepCap    = 64 << 10  // a bigger buffer is not kept
+	keepBufs   = 256       // free small buffers a loop keeps of each kind
+	smallOut   = 4 << 10   // a connection's output buffer to begin with
+	bigOut     = 320 << 10 // and when bulk moves: what may be queued, its framing, and its records
+	keepPend   = 64 << 10  // a free stream's buffer bigger than this is not kept
+	keepBig    = 16        // free big buffers a loop keeps
+
+	h2Window = 16 << 20 // receive window of an HTTP/2 connection: 64 streams whose readers have stopped do not stop the others
 
 	podBytes   = 512 << 10 // bytes read for one pod in one iteration
 	podAccepts = 64        // connections accepted for one pod in one iteration
@@ -209,8 +214,8 @@ type Loop struct {
 
 	reqHead, resHead httpmsg.Head // the head just parsed; whoever keeps it copies it
 
-	in, big, out [][]byte // free buffers
-	streams      []*h2stream
+	in, big, out, bigOut [][]byte // free buffers
+	streams              []*h2stream
 
 	dead   []*exchange.Exchange // to be recycled after the flush
 	deadOf []*exchange.Pool
@@ -232,7 +237,7 @@ func (r *reaper) Run() {
 		l.deadSt[i] = nil
 		if len(l.streams) < 4096 {
 			*s = h2stream{pend: s.pend[:0]}
-			if cap(s.pend) > keepCap {
+			if cap(s.pend) > keepPend {
 				s.pend = nil
 			}
 			l.streams = append(l.streams, s)
@@ -298,11 +303,39 @@ func (l *Loop) getOut() []byte {
 		l.out = l.out[:n-1]
 		return b[:0]
 	}
-	return make([]byte, 0, 4<<10)
+	return make([]byte, 0, smallOut)
+}
+
+// room returns b with room for n more bytes. What outgrows a small buffer
+// moves to a big one of the loop's, instead of growing step by step.
+func (l *Loop) room(b []byte, n int) []byte {
+	switch need := len(b) + n; {
+	case need <= cap(b):
+		return b
+	case b == nil && need <= smallOut:
+		return l.getOut()
+	case need > bigOut:
+		return b // append makes one of its own, which is not kept
+	}
+	var big []byte
+	if k := len(l.bigOut); k > 0 {
+		big = l.bigOut[k-1][:0]
+		l.bigOut = l.bigOut[:k-1]
+	} else {
+		big = make([]byte, 0, bigOut)
+	}
+	big = append(big, b...)
+	l.putOut(b)
+	return big
 }
 
 func (l *Loop) putOut(b []byte) {
-	if b != nil && cap(b) <= keepCap && len(l.out) < keepBufs {
+	switch {
+	case cap(b) == bigOut:
+		if len(l.bigOut) < keepBig {
+			l.bigOut = append(l.bigOut, b[:0])
+		}
+	case cap(b) >= smallOut && cap(b) <= 4*smallOut && len(l.out) < keepBufs:
 		l.out = append(l.out, b[:0])
 	}
 }

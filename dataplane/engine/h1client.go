@@ -155,9 +155,7 @@ func (c *h1client) WriteData(p []byte, end bool) int {
 	}
 	n := min(len(p), max(0, outHigh-len(c.out)))
 	if n > 0 {
-		if c.out == nil {
-			c.out = c.l.getOut()
-		}
+		c.out = c.l.room(c.out, n+chunkExtra)
 		if c.reqF == http1.Chunked {
 			c.out = http1.AppendChunk(c.out, p[:n])
 		} else {

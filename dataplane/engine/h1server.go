@@ -52,6 +52,9 @@ type h1server struct {
 	lingered int
 }
 
+// chunkExtra is room for a chunk's framing.
+const chunkExtra = 32
+
 const (
 	stHead uint8 = iota
 	stBody
@@ -446,9 +449,7 @@ func (c *h1server) WriteData(p []byte, end bool) int {
 	}
 	n := min(len(p), max(0, outHigh-len(c.out)))
 	if n > 0 {
-		if c.out == nil {
-			c.out = c.l.getOut()
-		}
+		c.out = c.l.room(c.out, n+chunkExtra)
 		if c.respF == http1.Chunked {
 			c.out = http1.AppendChunk(c.out, p[:n])
 		} else {

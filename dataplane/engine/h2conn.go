@@ -59,7 +59,7 @@ func (l *Loop) getStream() *h2stream {
 // ServeHTTP2 serves HTTP/2 on fd, which it owns from now on. first are bytes already read from it.
 func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte) error {
 	c := &h2conn{info: info}
-	c.h2 = http2.New(http2.Config{Server: true}, c)
+	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window}, c)
 	if err := c.open(l, info.Pod, fd, rec, c); err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte)
 // AdoptHTTP2 is ServeHTTP2 for an fd that this loop has registered for another source.
 func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
 	c := &h2conn{info: info}
-	c.h2 = http2.New(http2.Config{Server: true}, c)
+	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window}, c)
 	c.l, c.pod, c.fd, c.active = l, info.Pod, fd, l.Now()
 	c.pod.conns.Add(1)
 	l.Replace(fd, c)
@@ -94,7 +94,7 @@ func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort) (*h2conn, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	c.h2 = http2.New(http2.Config{}, c)
+	c.h2 = http2.New(http2.Config{ConnWindow: h2Window}, c)
 	if err := c.open(l, pod, fd, nil, c); err != nil {
 		unix.Close(fd)
 		return nil, err
@@ -108,7 +108,7 @@ func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort) (*h2conn, error) {
 // newHopConn puts a hop session whose handshake is done on the loop.
 func (l *Loop) newHopConn(pod *Pod, fd int, rec record.Conn, hop *Hop) (*h2conn, error) {
 	c := &h2conn{client: true, hop: hop}
-	c.h2 = http2.New(http2.Config{}, c)
+	c.h2 = http2.New(http2.Config{ConnWindow: h2Window}, c)
 	if err := c.open(l, pod, fd, rec, c); err != nil {
 		return nil, err
 	}

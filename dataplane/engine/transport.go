@@ -185,9 +185,7 @@ func (t *transport) write(p []byte) (int, error) {
 			if len(part) == 0 && !t.rec.Pending() {
 				break
 			}
-			if t.sealed == nil {
-				t.sealed = t.l.getOut()
-			}
+			t.sealed = t.l.room(t.sealed, len(part)+len(part)/64+256) // records add 22 bytes to each 16 KiB
 			if len(part) == 0 {
 				t.sealed = t.rec.Take(t.sealed)
 			} else {

@@ -21,10 +21,9 @@ import (
 )
 
 const (
-	idleLimit  = 5 * time.Minute // of a connection that says nothing to a port that must be HTTP
-	dialLimit  = 2 * time.Second // of a passthrough connect (contract 4.7)
-	firstRead  = 4 << 10
-	maxH2Sniff = 16 << 10
+	idleLimit = 5 * time.Minute // of a connection that says nothing to a port that must be HTTP
+	dialLimit = 2 * time.Second // of a passthrough connect (contract 4.7)
+	firstRead = 4 << 10
 )
 
 // sniffer waits for a connection's first bytes and asks Decide again. While it
