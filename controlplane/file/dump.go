@@ -337,6 +337,9 @@ func (d *dumper) service(s *model.Service) {
 		if p.UDP {
 			f = append(f, field{"protocol", "UDP"})
 		}
+		if s.Generated { // elsewhere it is not read
+			f = append(f, field{"appProtocol", appProtocol(p.Class)})
+		}
 		ports = append(ports, f)
 	}
 	annotations = fields{{AnnotationTargetPorts, unless(strings.Join(targets, ","))}}
@@ -349,6 +352,19 @@ func (d *dumper) service(s *model.Service) {
 		meta(s.Name.Namespace, s.Name.Name, labels, annotations),
 		{"spec", spec},
 	})
+}
+
+// appProtocol is the reverse of classOf; nil: not said.
+func appProtocol(c model.Class) any {
+	switch c {
+	case model.HTTP:
+		return "http"
+	case model.TCP:
+		return "tcp"
+	case model.UDP:
+		return "udp"
+	}
+	return nil
 }
 
 func (d *dumper) route(r *model.Route, grants map[[2]string][]string) {

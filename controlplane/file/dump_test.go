@@ -131,6 +131,12 @@ func (g *generator) mesh() *model.Mesh {
 				p.TargetName = oneOf(g, "http", "on")
 				p.Target = oneOf[uint16](g, 0, 8080)
 			}
+			if s.Generated {
+				p.Class = oneOf(g, model.ClassNone, model.HTTP, model.TCP)
+				if p.UDP {
+					p.Class = oneOf(g, model.ClassNone, model.UDP)
+				}
+			}
 			s.Ports = append(s.Ports, p)
 		}
 		m.Services = append(m.Services, s)

@@ -45,7 +45,8 @@ func render(m *model.Mesh) string {
 	for _, s := range m.Services {
 		line("service %s ips=%v generated=%v", s.Name, s.ClusterIPs, s.Generated)
 		for _, p := range s.Ports {
-			line("  %s %d/%s -> %d%s", p.Name, p.Number, map[bool]string{false: "tcp", true: "udp"}[p.UDP], p.Target, opt("name", p.TargetName))
+			line("  %s %d/%s -> %d%s%s", p.Name, p.Number, map[bool]string{false: "tcp", true: "udp"}[p.UDP], p.Target, opt("name", p.TargetName),
+				opt("class", []string{"", "http", "tcp", "udp"}[p.Class]))
 		}
 	}
 	filters := func(indent string, fs []model.Filter) {

@@ -3,6 +3,7 @@ package file
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -89,6 +90,14 @@ func (r *reader) service(o object) {
 				portKey(number, udp), model.PortProxy, model.PortRaw)
 			continue
 		}
+		if app := p.AppProtocol; f.svc.Generated && app != nil {
+			var known bool
+			if port.Class, known = classOf(*app, udp); !known {
+				r.report(o.String(), o.at("spec", "ports", strconv.Itoa(i), "appProtocol"),
+					"port %s: appProtocol %q says nothing to the mesh: leave it out, or write http or tcp (UDP: udp); until the service has an endpoint the port counts as one without it",
+					portKey(number, udp), *app)
+			}
+		}
 		f.svc.Ports = append(f.svc.Ports, port)
 		f.ports = append(f.ports, line)
 	}
@@ -100,6 +109,26 @@ func (r *reader) service(o object) {
 		return
 	}
 	r.add(o, item{service: f})
+}
+
+// classOf reads the appProtocol of a generated Service's port. The registrar writes
+// http and tcp (contract 9.8), and Dump udp; the other names of HTTP are the ones
+// that clusters use (Kubernetes' own, KEP-3726, and those of contract 1.3). Empty says
+// nothing, as none at all.
+func classOf(appProtocol string, udp bool) (c model.Class, known bool) {
+	switch app := strings.ToLower(appProtocol); {
+	case app == "":
+		return model.ClassNone, true
+	case udp:
+		if app == "udp" {
+			return model.UDP, true
+		}
+	case slices.Contains([]string{"http", "h1", "http1", "http/1.1", "h2", "http2", "h2c", "grpc", "kubernetes.io/h2c", "kubernetes.io/ws"}, app):
+		return model.HTTP, true
+	case app == "tcp":
+		return model.TCP, true
+	}
+	return model.ClassNone, false
 }
 
 // portKey: "80", "53/UDP".

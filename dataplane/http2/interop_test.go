@@ -1,5 +1,7 @@
 package http2
 
+//lint:file-ignore SA1019 x/net/http2 is the other implementation that these tests hold ours against: net/http shows no frames.
+
 import (
 	"bytes"
 	"context"

@@ -86,6 +86,9 @@ type Pod struct {
 	IP4, IP6 netip.Addr // IP6 is the zero Addr without Options.IPv6
 }
 
+// dirPrefix begins the name of every rig's directory.
+const dirPrefix = "aether-rig-"
+
 var (
 	prefixForm = regexp.MustCompile(`^[a-z][a-z0-9.]{0,31}$`)
 	nameForm   = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,62}$`)
@@ -137,7 +140,7 @@ func New(ctx context.Context, o Options) (*Rig, error) {
 	} else if len(old) > 0 {
 		return nil, fmt.Errorf("rig: prefix %q is in use (namespace %s): another rig runs, or one crashed; rig.Sweep(%q) removes it", o.Prefix, old[0], o.Prefix)
 	}
-	dir, err := os.MkdirTemp("", o.Prefix+"-")
+	dir, err := os.MkdirTemp("", dirPrefix+o.Prefix+"-")
 	if err != nil {
 		return nil, fmt.Errorf("rig: make a directory: %w", err)
 	}
@@ -375,8 +378,8 @@ func (r *Rig) Close() error {
 	return errors.Join(errs...)
 }
 
-// Sweep removes the namespaces of the rig called prefix, and the processes in
-// them: for a rig whose owner crashed. With none there it does nothing.
+// Sweep removes the namespaces of the rig called prefix, the processes in them, and its
+// directory: for a rig whose owner crashed. With none there it does nothing.
 func Sweep(ctx context.Context, prefix string) error {
 	old, err := spacesOf(prefix)
 	if err != nil {
@@ -386,26 +389,41 @@ func Sweep(ctx context.Context, prefix string) error {
 	for _, ns := range old {
 		errs = append(errs, removeSpace(ctx, ns))
 	}
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+prefix+"-*"))
+	errs = append(errs, err)
+	for _, d := range dirs {
+		errs = append(errs, os.RemoveAll(d))
+	}
 	return errors.Join(errs...)
 }
 
 // sweepDead removes the rigs with a name of our making whose owner is no more.
 func sweepDead(ctx context.Context) error {
-	all, err := spaces()
+	names, err := spaces()
 	if err != nil {
 		return err
 	}
-	for _, ns := range all {
-		m := autoForm.FindStringSubmatch(ns)
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"rig*"))
+	if err != nil {
+		return err
+	}
+	for _, d := range dirs {
+		names = append(names, strings.TrimPrefix(filepath.Base(d), dirPrefix))
+	}
+	dead := map[string]bool{}
+	for _, name := range names {
+		m := autoForm.FindStringSubmatch(name)
 		if m == nil {
 			continue
 		}
-		if _, err := os.Stat("/proc/" + m[1]); !errors.Is(err, os.ErrNotExist) {
-			continue
+		if _, err := os.Stat("/proc/" + m[1]); errors.Is(err, os.ErrNotExist) {
+			dead[strings.TrimSuffix(m[0], "-")] = true
 		}
-		// Another process may be sweeping the same remains: what is gone is done.
-		if err := removeSpace(ctx, ns); err != nil {
-			if _, gone := os.Stat(filepath.Join(netnsDir, ns)); !errors.Is(gone, os.ErrNotExist) {
+	}
+	for prefix := range dead {
+		if err := Sweep(ctx, prefix); err != nil {
+			// Another process may be sweeping the same remains: what is gone is done.
+			if left, e := spacesOf(prefix); e != nil || len(left) > 0 {
 				return err
 			}
 		}

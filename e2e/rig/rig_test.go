@@ -286,9 +286,15 @@ func TestSweep(t *testing.T) {
 	if err := run(ctx, "", "ip", "netns", "add", dead); err != nil {
 		t.Fatal(err)
 	}
+	dir := filepath.Join(os.TempDir(), dirPrefix+"rig4194305x1-0")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	newRig(t, ctx, Options{})
-	if _, err := os.Stat(filepath.Join(netnsDir, dead)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the dead rig is still there: %v", err)
+	for _, path := range []string{filepath.Join(netnsDir, dead), dir} {
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("of the dead rig %s is still there: %v", path, err)
+		}
 	}
 }
 

@@ -297,12 +297,14 @@ func onlyThese(c *nftables.Conn, want []*nftables.Chain) (bool, error) {
 // for the kernel's answers: an answer a rule, read only once all are sent. They
 // are limits; the memory is taken as it is needed.
 func bigBuffers(c *mdl.Conn) error {
-	const most = 16 << 20
-	if err := c.SetReadBuffer(most); err != nil {
+	if err := c.SetReadBuffer(maxBuffer); err != nil {
 		return err
 	}
-	return c.SetWriteBuffer(most)
+	return c.SetWriteBuffer(maxBuffer)
 }
+
+// maxBuffer is the size of a netlink socket's buffers, in bytes.
+const maxBuffer = 16 << 20
 
 // reg is the register that every expression loads into and compares.
 const reg = unix.NFT_REG_1
@@ -346,6 +348,8 @@ func lower(r rules.Rule, lo int) []expr.Any {
 				&expr.TProxy{Family: family, TableFamily: unix.NFPROTO_INET, RegPort: reg})
 		case rules.Accept:
 			out = append(out, &expr.Verdict{Kind: expr.VerdictAccept})
+		case rules.Drop:
+			out = append(out, &expr.Verdict{Kind: expr.VerdictDrop})
 		}
 	}
 	return out

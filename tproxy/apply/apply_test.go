@@ -434,6 +434,133 @@ func TestBypassMark(t *testing.T) {
 	}
 }
 
+// While nobody listens on the capture port a captured dial waits: it reaches
+// nothing, least of all what serves the same port in the pod itself, and its
+// retried SYN meets the proxy once that listens.
+func TestNobodyListens(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		mutate func(rules.Ruleset) rules.Ruleset
+		leaks  bool // to the pod's own application
+	}{
+		{"as it is", func(rs rules.Ruleset) rules.Ruleset { return rs }, false},
+		{"without the rule", func(rs rules.Ruleset) rules.Ruleset {
+			divert := rs.Chains[1]
+			divert.Rules = divert.Rules[:len(divert.Rules)-1]
+			rs.Chains = []rules.Chain{rs.Chains[0], divert}
+			return rs
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			app := r.listen("[::]:8080", false)
+			r.apply(tt.mutate(rules.Config{RedirectAll: true}.Ruleset()))
+			v4, v6 := r.start(netip.AddrPortFrom(service, 8080)), r.start(netip.AddrPortFrom(service6, 8080))
+			fds := []unix.PollFd{{Fd: int32(app), Events: unix.POLLIN},
+				{Fd: int32(v4), Events: unix.POLLOUT}, {Fd: int32(v6), Events: unix.POLLOUT}}
+			// Two SYNs of each family have gone unanswered, or something happened before.
+			happened := false
+			for end := time.Now().Add(patience); !happened && (retried(t, v4) == 0 || retried(t, v6) == 0); {
+				if time.Now().After(end) {
+					t.Fatal("no SYN was sent again")
+				}
+				happened = poll(t, fds, 20*time.Millisecond)
+			}
+			if tt.leaks {
+				if fds[0].Revents&unix.POLLIN == 0 {
+					t.Error("the application was not reached: the rule that this test is about does nothing")
+				}
+				return
+			}
+			if happened {
+				t.Fatalf("application, IPv4 dial, IPv6 dial: events %#x %#x %#x; want none",
+					fds[0].Revents, fds[1].Revents, fds[2].Revents)
+			}
+			ln := r.listen("[::]:18001", true)
+			want := map[string]bool{"10.96.0.10:8080": true, "[fd00:96::10]:8080": true}
+			for range 2 {
+				fds := []unix.PollFd{{Fd: int32(ln), Events: unix.POLLIN}, {Fd: int32(app), Events: unix.POLLIN}}
+				if !poll(t, fds, patience) || fds[1].Revents != 0 {
+					t.Fatalf("proxy, application: events %#x %#x; want one for the proxy", fds[0].Revents, fds[1].Revents)
+				}
+				fd, _, err := unix.Accept4(ln, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer unix.Close(fd)
+				dst, err := socket.OrigDst(fd)
+				if err != nil || !want[dst.String()] {
+					t.Errorf("the proxy was given a dial to %s (%v), want one each of %v", dst, err, want)
+				}
+				delete(want, dst.String())
+			}
+			for _, fd := range []int{v4, v6} {
+				if !poll(t, []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, patience) {
+					t.Error("a dial that the proxy accepted is not connected")
+				}
+				if n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); n != 0 || err != nil {
+					t.Errorf("a dial ended with %v, %v", unix.Errno(n), err)
+				}
+			}
+		})
+	}
+}
+
+// listen makes a listener in the pod that the test accepts from itself.
+func (r *rig) listen(addr string, transparent bool) int {
+	r.t.Helper()
+	fd, err := socket.Listen(r.pod.NS, socket.Spec{Addr: netip.MustParseAddrPort(addr), DualStack: true, Transparent: transparent})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+// start begins to dial addr from the pod, as an application does, and does not wait.
+func (r *rig) start(addr netip.AddrPort) int {
+	r.t.Helper()
+	family := unix.AF_INET
+	if addr.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	var fd int
+	netnstest.Do(r.t, r.pod.NS, func() (err error) {
+		fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	r.t.Cleanup(func() { unix.Close(fd) })
+	if err := socket.StartConnect(fd, addr); err != nil {
+		r.t.Fatal(err)
+	}
+	return fd
+}
+
+// poll waits for an event, at most for d, and reports whether there was one.
+func poll(t *testing.T, fds []unix.PollFd, d time.Duration) bool {
+	t.Helper()
+	for {
+		n, err := unix.Poll(fds, int(d/time.Millisecond))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n > 0
+	}
+}
+
+// retried is how often the kernel has sent the SYN of fd again.
+func retried(t *testing.T, fd int) uint32 {
+	t.Helper()
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Total_retrans
+}
+
 func TestTwiceIsOnce(t *testing.T) {
 	ns := netnstest.New(t)
 	rs := rules.Config{RedirectAll: true}.Ruleset()

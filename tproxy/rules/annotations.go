@@ -22,6 +22,9 @@ const MaxExclusions = 1024
 // maxProblems bounds what is said about one annotation: a value may be 256 KiB long.
 const maxProblems = 16
 
+// maxEntry bounds what a problem repeats of an entry, in bytes.
+const maxEntry = 64
+
 // Problem is a part of an annotation that is not in force, and why.
 type Problem struct {
 	Annotation string // its name
@@ -91,8 +94,8 @@ func list[T comparable](a map[string]string, name string, ps []Problem,
 }
 
 func problem(name, entry, reason string) Problem {
-	if len(entry) > 64 {
-		entry = strings.ToValidUTF8(entry[:64], "") + "..."
+	if len(entry) > maxEntry {
+		entry = strings.ToValidUTF8(entry[:maxEntry], "") + "..."
 	}
 	return Problem{name, entry, reason}
 }

@@ -111,7 +111,7 @@ const (
 )
 
 // The expressions. Mark, CTReply, Dst, Proto, DstPort and Loopback match;
-// SetMark, TProxy and Accept act.
+// SetMark, TProxy, Accept and Drop act.
 type (
 	// Mark matches packets with exactly this mark.
 	Mark uint32
@@ -139,6 +139,8 @@ type (
 	}
 	// Accept ends the chain: the packet goes its way.
 	Accept struct{}
+	// Drop discards the packet, and tells nobody.
+	Drop struct{}
 )
 
 func (Mark) expr()     {}
@@ -150,12 +152,14 @@ func (DstPort) expr()  {}
 func (Loopback) expr() {}
 func (TProxy) expr()   {}
 func (Accept) expr()   {}
+func (Drop) expr()     {}
 
 func (e Mark) String() string    { return fmt.Sprintf("meta mark 0x%08x", uint32(e)) }
 func (e SetMark) String() string { return fmt.Sprintf("meta mark set 0x%08x", uint32(e)) }
 func (CTReply) String() string   { return "ct direction reply" }
 func (Loopback) String() string  { return `iif "lo"` }
 func (Accept) String() string    { return "accept" }
+func (Drop) String() string      { return "drop" }
 func (e Proto) String() string   { return "meta l4proto " + Transport(e).String() }
 
 func (e Dst) String() string {
@@ -281,6 +285,11 @@ func (c Config) Ruleset() Ruleset {
 			{Loopback{}, Mark(MarkDivert), Proto(TCP), TProxy{IPv4, PortCapture}, Accept{}},
 			{Loopback{}, Mark(MarkDivert), Proto(TCP), TProxy{IPv6, PortCapture}, Accept{}},
 			{Loopback{}, Mark(MarkDivert), Proto(UDP), Accept{}},
+			// Nobody listens on the capture port: the proxy starts, or is being replaced.
+			// The divert route calls every address local, so without this rule a dial to
+			// service:8080 would reach whatever serves 8080 in the pod itself. Dropped, not
+			// rejected: the SYN that TCP sends again meets the proxy once it is there.
+			{Loopback{}, Mark(MarkDivert), Proto(TCP), Drop{}},
 		}},
 	}}
 }

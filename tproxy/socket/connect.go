@@ -32,11 +32,14 @@ func Connect(ctx context.Context, fd int, addr netip.AddrPort) (*net.TCPConn, er
 	return fileConn(f, fd)
 }
 
-// connect waits in Go's poller, not in a thread. fd is f's.
-func connect(ctx context.Context, f *os.File, fd int, addr netip.AddrPort) error {
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
-	}
+// StartConnect begins to connect fd, an unconnected non-blocking TCP socket, to
+// addr, and does not wait: for the caller who has fd in an epoll of its own. nil
+// says that the attempt is under way, or has succeeded already; its end is the
+// socket becoming writable, and SO_ERROR its result. An error is the kernel's:
+// no attempt is under way. IPv4 and its IPv4-mapped form mean the same, on a
+// socket of either family; the zone of an IPv6 address must be a number. fd stays
+// the caller's.
+func StartConnect(fd int, addr netip.AddrPort) error {
 	family, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
 		return err
@@ -44,6 +47,18 @@ func connect(ctx context.Context, f *os.File, fd int, addr netip.AddrPort) error
 	sa, err := sockaddr(family, addr)
 	if err != nil {
 		return err
+	}
+	// EINTR: the attempt goes on by itself (connect(2)), as with EINPROGRESS.
+	if err := unix.Connect(fd, sa); err != nil && err != unix.EINPROGRESS && err != unix.EINTR {
+		return err
+	}
+	return nil
+}
+
+// connect waits in Go's poller, not in a thread. fd is f's.
+func connect(ctx context.Context, f *os.File, fd int, addr netip.AddrPort) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
 	}
 	rc, err := f.SyscallConn()
 	if err != nil {
@@ -57,9 +72,9 @@ func connect(ctx context.Context, f *os.File, fd int, addr netip.AddrPort) error
 	waitErr := rc.Write(func(uintptr) (done bool) {
 		if !begun {
 			begun = true
-			result = unix.Connect(fd, sa)
-			// EINTR: the attempt goes on by itself (connect(2)), as with EINPROGRESS.
-			return result != unix.EINPROGRESS && result != unix.EINTR
+			if result = StartConnect(fd, addr); result != nil {
+				return true
+			}
 		}
 		n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 		switch {

@@ -15,6 +15,9 @@ import (
 	"aether/tproxy/rules"
 )
 
+// defaultReady is what the zero FactoryConfig.Ready stands for.
+const defaultReady = 8
+
 // FactoryConfig: every field says what its zero value means.
 type FactoryConfig struct {
 	Ready     int       // sockets kept ready, a pool and family. 0: 8
@@ -46,7 +49,7 @@ func NewFactory() *Factory { return FactoryConfig{}.New() }
 // New starts a factory. Close ends it.
 func (c FactoryConfig) New() *Factory {
 	if c.Ready <= 0 {
-		c.Ready = 8
+		c.Ready = defaultReady
 	}
 	f := &Factory{cfg: c, kick: make(chan struct{}, 1), done: make(chan struct{}), pools: map[*Pool]struct{}{}}
 	go f.work()

@@ -31,13 +31,25 @@ import (
 
 // KeepAlive is how a dead peer is found on a connection that nobody cuts for
 // being idle (RFC 9293 3.8.4; RFC 5482 for the user timeout). The zero value
-// finds one within a minute.
+// finds one that is silent within a minute.
 type KeepAlive struct {
 	Idle        time.Duration // silence before the first probe. 0: 30 s; negative: no probes
 	Interval    time.Duration // between probes. 0: 10 s
 	Count       int           // lost probes that end the connection. 0: 3
-	UserTimeout time.Duration // bytes unacknowledged this long end it too. 0: 60 s; negative: the kernel's (some 15 min)
+
+	// UserTimeout: bytes unacknowledged this long end it too. 0: only the kernel's
+	// own bound does, after some 15 minutes, because Linux ends with this option a
+	// peer that is well but reads nothing for so long (docs/decisions/006).
+	UserTimeout time.Duration
 }
+
+// What the zero fields of KeepAlive and Spec stand for.
+const (
+	defaultIdle        = 30 * time.Second
+	defaultInterval    = 10 * time.Second
+	defaultCount       = 3
+	defaultBacklog     = 4096
+)
 
 // set applies k to a socket. Durations count in whole seconds, the user timeout
 // in milliseconds.
@@ -52,21 +64,17 @@ func (k KeepAlive) set(fd int) error {
 	if k.Idle >= 0 {
 		count := k.Count
 		if count <= 0 {
-			count = 3
+			count = defaultCount
 		}
 		opts = append(opts,
 			opt{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1, "SO_KEEPALIVE"},
-			opt{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, secs(k.Idle, 30*time.Second), "TCP_KEEPIDLE"},
-			opt{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, secs(k.Interval, 10*time.Second), "TCP_KEEPINTVL"},
+			opt{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, secs(k.Idle, defaultIdle), "TCP_KEEPIDLE"},
+			opt{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, secs(k.Interval, defaultInterval), "TCP_KEEPINTVL"},
 			opt{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, min(count, 127), "TCP_KEEPCNT"})
 	}
-	if k.UserTimeout >= 0 {
-		d := k.UserTimeout
-		if d == 0 {
-			d = time.Minute
-		}
+	if k.UserTimeout > 0 {
 		opts = append(opts, opt{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
-			int(min(max(d/time.Millisecond, 1), math.MaxInt32)), "TCP_USER_TIMEOUT"})
+			int(min(max(k.UserTimeout/time.Millisecond, 1), math.MaxInt32)), "TCP_USER_TIMEOUT"})
 	}
 	return setAll(fd, opts)
 }
@@ -150,7 +158,7 @@ func listen(s Spec) (int, error) {
 	}
 	backlog := s.Backlog
 	if backlog <= 0 {
-		backlog = 4096
+		backlog = defaultBacklog
 	}
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

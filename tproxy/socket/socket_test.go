@@ -3,6 +3,7 @@ package socket_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -164,10 +165,10 @@ func TestListenOptions(t *testing.T) {
 		"TCP_KEEPIDLE":     {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 30},
 		"TCP_KEEPINTVL":    {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 10},
 		"TCP_KEEPCNT":      {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 3},
-		"TCP_USER_TIMEOUT": {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 60000},
+		"TCP_USER_TIMEOUT": {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 0},
 	})
 	plain := listen(t, ns, socket.Spec{Addr: netip.MustParseAddrPort("127.0.0.1:0"),
-		KeepAlive: socket.KeepAlive{Idle: -1, UserTimeout: -1}})
+		KeepAlive: socket.KeepAlive{Idle: -1}})
 	expectOptions(t, "plain", plain, map[string][3]int{
 		"IP_TRANSPARENT":   {unix.SOL_IP, unix.IP_TRANSPARENT, 0},
 		"SO_KEEPALIVE":     {unix.SOL_SOCKET, unix.SO_KEEPALIVE, 0},
@@ -397,6 +398,67 @@ func TestConnect(t *testing.T) {
 	}
 }
 
+// What StartConnect begins ends in the caller's own poll, for each form of an
+// address on each family of socket.
+func TestStartConnect(t *testing.T) {
+	ns := netnstest.New(t)
+	ln := listen(t, ns, socket.Spec{Addr: netip.MustParseAddrPort("[::]:8080"), DualStack: true})
+	const inet, inet6 = unix.AF_INET, unix.AF_INET6
+	for _, tt := range []struct {
+		family int
+		addr   string
+		began  error // what StartConnect returns
+		ended  unix.Errno
+		peer   string // as the socket then sees it
+	}{
+		{inet, "127.0.0.1:8080", nil, 0, "127.0.0.1:8080"},
+		{inet, "[::ffff:127.0.0.1]:8080", nil, 0, "127.0.0.1:8080"},
+		{inet6, "[::1]:8080", nil, 0, "[::1]:8080"},
+		{inet6, "127.0.0.1:8080", nil, 0, "127.0.0.1:8080"},
+		{inet6, "[::ffff:127.0.0.1]:8080", nil, 0, "127.0.0.1:8080"},
+		{inet, "127.0.0.1:9", nil, unix.ECONNREFUSED, ""},
+		{inet6, "[::1]:9", nil, unix.ECONNREFUSED, ""},
+		{inet, "[::1]:8080", unix.EAFNOSUPPORT, 0, ""},
+		{inet, "198.51.100.1:8080", unix.ENETUNREACH, 0, ""}, // the namespace has no route
+		{inet6, "[fe80::1%eth0]:8080", unix.EINVAL, 0, ""},
+	} {
+		name := fmt.Sprintf("%s by family %d", tt.addr, tt.family)
+		var fd int
+		netnstest.Do(t, ns, func() (err error) {
+			fd, err = unix.Socket(tt.family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+			return err
+		})
+		t.Cleanup(func() { unix.Close(fd) })
+		if err := socket.StartConnect(fd, netip.MustParseAddrPort(tt.addr)); !errors.Is(err, tt.began) || err != nil && tt.began == nil {
+			t.Errorf("%s: %v, want %v", name, err, tt.began)
+			continue
+		}
+		if tt.began != nil {
+			continue
+		}
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		n, err := unix.Poll(p, int(patience/time.Millisecond))
+		for err == unix.EINTR {
+			n, err = unix.Poll(p, int(patience/time.Millisecond))
+		}
+		if n != 1 || err != nil {
+			t.Fatalf("%s: never ended: %v", name, err)
+		}
+		if got := unix.Errno(option(t, fd, unix.SOL_SOCKET, unix.SO_ERROR)); got != tt.ended {
+			t.Errorf("%s ended with %v, want %v", name, got, tt.ended)
+		}
+		if tt.ended == 0 {
+			accept(t, ln)
+			if peer, err := socket.Peer(fd); err != nil || peer.String() != tt.peer {
+				t.Errorf("%s: connected to %s (%v), want %s", name, peer, err, tt.peer)
+			}
+		}
+	}
+	if err := socket.StartConnect(-1, netip.MustParseAddrPort("127.0.0.1:1")); !errors.Is(err, unix.EBADF) {
+		t.Errorf("a bad descriptor: %v", err)
+	}
+}
+
 func acceptQuiet(t *testing.T, ln int) int {
 	t.Helper()
 	p := []unix.PollFd{{Fd: int32(ln), Events: unix.POLLIN}}
@@ -559,7 +621,7 @@ func TestPoolSockets(t *testing.T) {
 			"TCP_NODELAY":      {unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
 			"SO_KEEPALIVE":     {unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
 			"TCP_KEEPIDLE":     {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 30},
-			"TCP_USER_TIMEOUT": {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 60000},
+			"TCP_USER_TIMEOUT": {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 0},
 		})
 		if id, err := socket.Namespace(fd); err != nil || id != ns.ID() {
 			t.Errorf("the socket is in %v (%v), want %v", id, err, ns.ID())
