@@ -33,9 +33,9 @@ import (
 // being idle (RFC 9293 3.8.4; RFC 5482 for the user timeout). The zero value
 // finds one that is silent within a minute.
 type KeepAlive struct {
-	Idle        time.Duration // silence before the first probe. 0: 30 s; negative: no probes
-	Interval    time.Duration // between probes. 0: 10 s
-	Count       int           // lost probes that end the connection. 0: 3
+	Idle     time.Duration // silence before the first probe. 0: 30 s; negative: no probes
+	Interval time.Duration // between probes. 0: 10 s
+	Count    int           // lost probes that end the connection. 0: 3
 
 	// UserTimeout: bytes unacknowledged this long end it too. 0: only the kernel's
 	// own bound does, after some 15 minutes, because Linux ends with this option a
@@ -45,10 +45,10 @@ type KeepAlive struct {
 
 // What the zero fields of KeepAlive and Spec stand for.
 const (
-	defaultIdle        = 30 * time.Second
-	defaultInterval    = 10 * time.Second
-	defaultCount       = 3
-	defaultBacklog     = 4096
+	defaultIdle     = 30 * time.Second
+	defaultInterval = 10 * time.Second
+	defaultCount    = 3
+	defaultBacklog  = 4096
 )
 
 // set applies k to a socket. Durations count in whole seconds, the user timeout

@@ -1,0 +1,94 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"aether/controlplane/compile"
+	"aether/dataplane"
+	"aether/dataplane/journal"
+	"aether/dataplane/model"
+	"aether/dataplane/model/modeltest"
+	"aether/dataplane/telemetry"
+	"aether/mtls"
+)
+
+// nobody is an mtls.Source that has no certificate for anybody.
+type nobody struct{}
+
+func (nobody) Watch(ctx context.Context, _ mtls.Ref, _ func(*mtls.SVID, error)) error {
+	<-ctx.Done()
+	return nil
+}
+
+func TestAdmin(t *testing.T) {
+	ring := journal.NewRing(4)
+	node, err := dataplane.New(dataplane.Config{Identities: nobody{}, Journal: ring})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- node.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	problem := model.Problem{Object: "Service shop/x", Where: "x.yaml:1", Reason: "no"}
+	h := Handler(Config{
+		Node: node, Why: ring, Metrics: telemetry.New().Handler(),
+		State: func() (uint64, time.Time, []model.Problem) { return 7, time.Unix(0, 0), []model.Problem{problem} },
+		Dump:  func() []byte { return []byte("kind: Pod\n") },
+	})
+	get := func(path string) (int, string) {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		b, _ := io.ReadAll(w.Body)
+		return w.Code, string(b)
+	}
+	want := func(path string, code int, has string) {
+		t.Helper()
+		if c, b := get(path); c != code || !strings.Contains(b, has) {
+			t.Errorf("%s: %d %s, want %d %q", path, c, b, code, has)
+		}
+	}
+	want("/ready", 503, "no state")
+	snap, _ := compile.Compile(modeltest.Mesh(t, `
+service shop/cart 10.96.0.10
+pods shop/cart 8080
+local shop/web 8080
+`))
+	node.Apply(snap.WithVersion(7), nil)
+	for code := 0; code != 200; { // Run has not got far enough yet
+		code, _ = get("/ready")
+	}
+	flow := url.QueryEscape("shop/web > 10.96.0.10:8080 http1 host=cart:9090")
+	want("/explain?flow="+flow+"&request="+url.QueryEscape("GET cart:9090/"), 200, "refuse 421 (port-mismatch Service shop/cart)")
+	want("/explain?flow=nonsense", 400, "")
+	want("/explain?flow="+flow+"&request=nonsense", 400, "")
+	want("/snapshot", 200, "kind: Pod")
+	want("/metrics", 200, "go_goroutines")
+	want("/debug/pprof/", 200, "goroutine")
+	want("/why?n=0", 400, "positive")
+	ring.Ended(&journal.Entry{Action: "forward", Reason: "declared-http", Rule: "first"})
+	ring.Ended(&journal.Entry{Action: "refuse", Reason: "port-mismatch", Rule: "second"})
+	want("/why", 200, "first")
+	if _, b := get("/why?bad=1"); strings.Contains(b, "first") || !strings.Contains(b, "second") {
+		t.Errorf("/why?bad=1: %s", b)
+	}
+	_, b := get("/status")
+	var s Status
+	if err := json.Unmarshal([]byte(b), &s); err != nil || s.Seq != 7 || len(s.Problems) != 1 || s.Problems[0] != problem || len(s.Loops) == 0 {
+		t.Errorf("/status: %v %s", err, b)
+	}
+	want("/", 200, "/explain")
+	want("/nothing", 404, "")
+}
