@@ -18,7 +18,7 @@ func demoCommand() *cobra.Command {
 	var o demo.Options
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Run two nodes and four pods on this machine and show what the mesh does",
+		Short: "Show the mesh at work: two nodes, four pods, on this machine",
 		Long: `demo makes two nodes and four pods as network namespaces, runs an aether-proxy on
 each node, sends captured HTTP/1.1, h2c, gRPC, raw TCP, server-first and wrong-port
 traffic, and shows every answer beside its explanation. It needs root, ip and nft,
