@@ -146,9 +146,9 @@ func startOurs(ctx context.Context, s *site, _ work) (pair, error) {
 // pod's namespace, as Aether configured it.
 
 func prepareEnvoy(ctx context.Context, s *site, _ string) error {
-	bin, err := envoyBinary(ctx)
+	bin, err := rig.Envoy(ctx)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w; or leave envoy out of -variants", err)
 	}
 	if err := os.Symlink(bin, filepath.Join(s.suite.tools, "envoy")); err != nil {
 		return err

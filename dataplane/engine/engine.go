@@ -32,6 +32,7 @@ const (
 	readBuf    = 16 << 10  // an HTTP/1 connection's read buffer while bytes move
 	bigReadBuf = 64 << 10  // when a head does not fit (contract 17: heads up to 60 KiB)
 	outHigh    = 256 << 10 // queued output of an HTTP/1 connection before its source is stopped
+	h2OutMax   = 512 << 10 // queued output of an HTTP/2 client before no more of its requests are read
 	sealMax    = 256 << 10 // plaintext sealed at once
 	keepBufs   = 256       // free small buffers a loop keeps of each kind
 	smallOut   = 4 << 10   // a connection's output buffer to begin with
@@ -134,6 +135,7 @@ func (e *Engine) Run(ctx context.Context) {
 		case <-ctx.Done():
 			e.mu.Lock()
 			for _, l := range e.loops {
+				_ = l.Post(l.closeHops) // and end the dials under way, which Run waits for
 				l.Stop()
 			}
 			e.mu.Unlock()
@@ -245,9 +247,12 @@ func (r *reaper) Run() {
 	}
 	l.deadSt = l.deadSt[:0]
 	for i, c := range l.reapH2 {
+		l.reapH2[i] = nil
 		c.reaping = false
 		c.h2.Reap()
-		l.reapH2[i] = nil
+		if !c.closed && !c.wblk && len(c.h2.Out()) > 0 {
+			c.mark() // window that nobody had given back
+		}
 	}
 	l.reapH2 = l.reapH2[:0]
 }
@@ -255,7 +260,14 @@ func (r *reaper) Run() {
 type reaper Loop
 
 // Fail: there is nothing to close; what was not recycled is garbage.
-func (r *reaper) Fail(error) {}
+func (r *reaper) Fail(error) {
+	l := (*Loop)(r)
+	clear(l.dead)
+	clear(l.deadOf)
+	clear(l.deadSt)
+	clear(l.reapH2)
+	l.dead, l.deadOf, l.deadSt, l.reapH2 = l.dead[:0], l.deadOf[:0], l.deadSt[:0], l.reapH2[:0]
+}
 
 func (l *Loop) wantReap() {
 	if !l.reap {
@@ -402,10 +414,26 @@ func (e *Engine) RemovePod(p *Pod) {
 	wg.Wait()
 }
 
+// Owned is a source that ends with its pod: RemovePod calls its Fail.
+type Owned interface{ Owner() *Pod }
+
+func (l *Loop) closeHops() {
+	for h := range l.hops {
+		h.Close(reactor.ErrClosed)
+	}
+}
+
+func (p *Pod) removed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.gone
+}
+
 func (l *Loop) dropPod(p *Pod) {
 	p.mu.Lock()
 	for fd, ln := range p.listeners {
 		if ln.l == l {
+			l.Disarm(&ln.timer) // else a pause ends with a descriptor that may be another's by then
 			_ = l.Detach(fd)
 			delete(p.listeners, fd)
 		}
@@ -423,7 +451,7 @@ func (l *Loop) dropPod(p *Pod) {
 		}
 	}
 	l.Each(func(s reactor.Source) {
-		if c, ok := s.(interface{ owner() *Pod }); ok && c.owner() == p {
+		if c, ok := s.(Owned); ok && c.Owner() == p {
 			s.Fail(errPodGone)
 		}
 	})

@@ -30,7 +30,8 @@ type h1client struct {
 
 	connecting bool
 	reused     bool // it has carried a request before this one
-	gotByte    bool // of this request's answer
+	asked      bool // something of this request has been sent
+	gotByte    bool // of its answer
 	isHead     bool
 	reqDone    bool
 	reqF       http1.Framing
@@ -81,7 +82,7 @@ func (c *h1client) Event(ev uint32) {
 		c.mark()
 	}
 	if ev&^reactor.Writable != 0 {
-		c.ready = true
+		c.edge(ev)
 		c.pump()
 	}
 }
@@ -101,16 +102,20 @@ func (c *h1client) Run() {
 		c.pump()
 		return
 	}
-	now := c.l.Now()
+	limit := idleApp
+	if c.x != nil {
+		limit = idleStream
+	}
+	quiet := c.l.Now() - c.active
 	switch {
 	case c.connecting:
 		c.gone(exchange.Connect)
-	case c.x == nil && now-c.active >= idleApp:
-		c.gone(exchange.NoError)
-	case c.x != nil && now-c.active >= idleStream:
+	case quiet < limit:
+		c.l.Arm(&c.timer, c, limit-quiet)
+	case c.x != nil:
 		c.gone(exchange.Timeout)
 	default:
-		c.arm()
+		c.gone(exchange.NoError)
 	}
 }
 
@@ -125,9 +130,10 @@ func (c *h1client) mark() {
 func (c *h1client) take(x *exchange.Exchange) {
 	c.x = x
 	c.idle = false
-	c.gotByte, c.inBody, c.trailing, c.stalled, c.starved, c.reqDone = false, false, false, false, false, false
+	c.asked, c.gotByte, c.inBody, c.trailing, c.stalled, c.starved, c.reqDone = false, false, false, false, false, false, false
 	c.isHead = x.Head()
 	c.active = c.l.Now()
+	x.Req.Upgrade = nil // no tunnel is made: the application answers as if it had not been asked
 	x.Forward(c)
 }
 
@@ -273,13 +279,14 @@ func (c *h1client) fill() bool {
 			return false
 		}
 		if err == errYield {
-			if !c.later {
-				c.later = true
-				c.l.Later(c)
-			}
+			c.yield(c)
 			return false
 		}
 		c.ended(err)
+		return false
+	}
+	if c.x != nil && !c.asked {
+		c.gone(exchange.Stale) // an answer before its request is an answer to something else
 		return false
 	}
 	c.gotByte = true
@@ -324,7 +331,7 @@ func (c *h1client) process() bool {
 				continue
 			}
 			c.noReuse = c.l.resHead.Close || f == http1.ToClose
-			end := f == http1.None
+			end := f == http1.None || f == http1.Length && c.l.resHead.Length == 0
 			c.inBody = !end
 			if !end {
 				c.body.Start(f, c.l.resHead.Length)
@@ -399,10 +406,11 @@ func (c *h1client) responseDone() {
 // Flush is reactor.Flusher.
 func (c *h1client) Flush() {
 	c.dirty = false
-	if c.closed || c.wblk {
+	if c.closed {
 		return
 	}
-	if len(c.out) > 0 {
+	if len(c.out) > 0 && !c.wblk {
+		c.asked = true
 		n, err := c.write(c.out)
 		if err != nil {
 			// An answer may have come before the application stopped reading.
@@ -416,9 +424,12 @@ func (c *h1client) Flush() {
 			return
 		}
 		c.out = c.out[:copy(c.out, c.out[n:])]
-		if c.wblk {
-			return
+	}
+	if c.wblk {
+		if !c.connecting { // it may have to be read before it reads on
+			c.pump()
 		}
+		return
 	}
 	if c.starved && len(c.out) < outHigh/2 {
 		c.starved = false
@@ -508,7 +519,12 @@ func (p *appPool) send(x *exchange.Exchange) {
 			c := p.idle[n-1] // the one used last: the likeliest to be alive
 			p.idle[n-1] = nil
 			p.idle = p.idle[:n-1]
-			if !c.closed {
+			switch {
+			case c.closed:
+			case c.readable(): // bytes that nobody asked for may lie there: no answer to this request
+				c.idle = false
+				c.gone(exchange.NoError)
+			default:
 				c.take(x)
 				return
 			}

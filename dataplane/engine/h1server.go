@@ -79,7 +79,7 @@ func (l *Loop) AdoptHTTP1(fd int, info *ConnInfo, first []byte, readable bool) {
 	c.l, c.pod, c.fd, c.active = l, info.Pod, fd, l.Now()
 	c.pod.conns.Add(1)
 	l.Replace(fd, c)
-	c.ready = readable
+	c.ready, c.fin = readable, readable
 	c.start(first)
 }
 
@@ -103,10 +103,15 @@ func (c *h1server) Event(ev uint32) {
 		c.wblk = false
 		c.mark()
 	}
-	if ev&^reactor.Writable != 0 {
-		c.ready = true
-		c.pump()
+	if ev&^reactor.Writable == 0 {
+		return
 	}
+	c.edge(ev)
+	if ev&(reactor.Hangup|reactor.Error) != 0 && c.state != stLinger {
+		c.drop(true, exchange.Cancel) // reset: no answer can reach it, and a stalled reader would not find out
+		return
+	}
+	c.pump()
 }
 
 // Fail is reactor.Source, Flusher and Task.
@@ -178,7 +183,7 @@ func (c *h1server) fill() bool {
 			return false
 		}
 		if err == errYield {
-			c.yield()
+			c.yield(c)
 			return false
 		}
 		// Orderly or not, the client is gone: nobody waits for the response (docs/decisions/001).
@@ -190,13 +195,6 @@ func (c *h1server) fill() bool {
 	}
 	c.w += n
 	return true
-}
-
-func (c *h1server) yield() {
-	if !c.later && !c.closed {
-		c.later = true
-		c.l.Later(c)
-	}
 }
 
 // Run is reactor.Task: the next iteration after the budget was spent, or a timer.
@@ -246,11 +244,14 @@ func (c *h1server) tick() {
 // process handles bytes of in; false: wait for something else than bytes.
 func (c *h1server) process() bool {
 	for c.r < c.w || c.trailing {
+		if c.closing {
+			c.r, c.w, c.trailing = 0, 0, false
+			return false
+		}
 		switch c.state {
 		case stHead:
-			if c.closing {
-				c.r, c.w = 0, 0
-				return false
+			if c.wblk || len(c.out) >= outHigh {
+				return false // it asks faster than it reads the answers
 			}
 			if c.headAt == 0 {
 				c.headAt = c.l.Now()
@@ -381,6 +382,7 @@ func (c *h1server) refuse(status int) {
 	c.out = http1.AppendResponse(c.out, &h, http1.None, http1.ResponseOptions{Close: true, Minor: 1})
 	c.r, c.w = 0, 0
 	c.closing = true
+	c.l.Arm(&c.timer, c, idleDown) // should the answer not get out
 	c.mark()
 }
 
@@ -430,7 +432,7 @@ func (c *h1server) WriteHead(h *httpmsg.Head, end bool) {
 	if !end {
 		c.respF = http1.ResponseFraming(h, c.isHead, c.minor)
 	}
-	if c.respF == http1.ToClose || !c.reqDone && end {
+	if c.respF == http1.ToClose || !c.reqDone && (end || c.x != nil && c.x.Local) { // an answer of ours does not wait for the request's end
 		c.last = true
 	}
 	c.out = http1.AppendResponse(c.out, h, c.respF, http1.ResponseOptions{
@@ -508,19 +510,22 @@ func (c *h1server) Abort(code exchange.Code) {
 // Flush is reactor.Flusher.
 func (c *h1server) Flush() {
 	c.dirty = false
-	if c.closed || c.wblk {
+	if c.closed {
 		return
 	}
-	if len(c.out) > 0 || len(c.sealed) > 0 {
+	if !c.wblk && (len(c.out) > 0 || len(c.sealed) > 0) {
 		n, err := c.write(c.out)
 		if err != nil {
 			c.drop(true, exchange.Cancel)
 			return
 		}
 		c.out = c.out[:copy(c.out, c.out[n:])]
-		if c.wblk {
-			return
+	}
+	if c.wblk {
+		if c.state == stBody { // a client may send its request on before it reads
+			c.pump()
 		}
+		return
 	}
 	if c.starved && len(c.out) < outHigh/2 {
 		c.starved = false
@@ -559,7 +564,7 @@ func (c *h1server) rest() {
 // an immediate close would reset the connection and could destroy the
 // response on its way: stop sending, and read for a while (RFC 9112 9.6).
 func (c *h1server) end() {
-	if c.reqDone && c.r == c.w && c.state != stHead {
+	if c.reqDone && c.r == c.w && c.state != stHead && !c.readable() {
 		c.shutNow()
 		return
 	}
@@ -584,7 +589,7 @@ func (c *h1server) linger() bool {
 		return false
 	}
 	if err == errYield {
-		c.yield()
+		c.yield(c)
 		return false
 	}
 	c.lingered += n
@@ -599,12 +604,12 @@ func (c *h1server) shutNow() { c.close(false) }
 
 // drop ends the connection and what is under way on it.
 func (c *h1server) drop(abort bool, code exchange.Code) {
+	defer c.close(abort) // even if the service panics
 	if x := c.x; x != nil {
 		c.x = nil
 		x.RequestGone(code)
 		c.l.release(c.info.Pool, x)
 	}
-	c.close(abort)
 }
 
 func (c *h1server) close(abort bool) {

@@ -31,6 +31,7 @@ type h2conn struct {
 	closing    bool  // close once out is empty and no stream is left
 	reaping    bool
 	pumping    bool
+	full       bool // server: not read from because the client does not read
 }
 
 // h2stream is one stream's adapter between http2 and exchange.
@@ -74,7 +75,7 @@ func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
 	c.l, c.pod, c.fd, c.active = l, info.Pod, fd, l.Now()
 	c.pod.conns.Add(1)
 	l.Replace(fd, c)
-	c.ready = readable
+	c.ready, c.fin = readable, readable
 	c.start(first)
 }
 
@@ -146,7 +147,7 @@ func (c *h2conn) Event(ev uint32) {
 		c.mark()
 	}
 	if ev&^reactor.Writable != 0 {
-		c.ready = true
+		c.edge(ev)
 		c.pump()
 	}
 }
@@ -180,9 +181,12 @@ func (c *h2conn) Run() {
 		c.l.Arm(&c.timer, c, limit-(now-c.active))
 	case busy:
 		c.end(exchange.Timeout)
+	case c.closing: // GOAWAY did not get out
+		c.end(exchange.NoError)
 	default:
 		c.h2.Shutdown(http2.NoError)
 		c.goaway, c.closing = true, true
+		c.l.Arm(&c.timer, c, limit)
 		c.mark()
 	}
 }
@@ -210,6 +214,11 @@ func (c *h2conn) pump() {
 	defer func() { c.pumping = false }()
 	buf := c.l.Scratch[:]
 	for !c.closed {
+		if !c.client && len(c.h2.Out()) > h2OutMax {
+			c.full = true // it asks faster than it reads the answers; Flush goes on
+			c.hold()
+			return
+		}
 		k := copy(buf, c.left)
 		n, err := c.read(buf[k:])
 		switch err {
@@ -217,10 +226,7 @@ func (c *h2conn) pump() {
 		case errAgain:
 			return
 		case errYield:
-			if !c.later {
-				c.later = true
-				c.l.Later(c)
-			}
+			c.yield(c)
 			return
 		default:
 			c.cause = err
@@ -323,6 +329,11 @@ func (c *h2conn) Flush() {
 	}
 	c.flushOut()
 	if c.closed || c.wblk {
+		return
+	}
+	if c.full {
+		c.full = false
+		c.mark()
 		return
 	}
 	if c.h2.Streams() == 0 {
@@ -447,6 +458,9 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 	if c.client {
 		x.Cause = c.cause
 		x.ResponseGone(fromH2(code, c.connecting))
+		if c.hop != nil && len(c.hop.waiters) > 0 {
+			c.hop.wake()
+		}
 		return
 	}
 	x.RequestGone(exchange.Cancel)

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,8 +26,9 @@ type Hop struct {
 	l       *Loop
 	pod     *Pod
 	dial    DialHop
-	empty   func() // called when no session is left and none is being made
-	conns   []*h2conn
+	empty   func()    // called when no session is left and none is being made
+	conns   []*h2conn // take new requests
+	old     []*h2conn // take none any more, by age or GOAWAY; their streams go on
 	waiters []waiter
 	dialing bool
 	closed  bool
@@ -65,16 +67,28 @@ func (h *Hop) Send(x *exchange.Exchange) {
 }
 
 func (h *Hop) room() *h2conn {
-	for _, c := range h.conns {
+	for i := 0; i < len(h.conns); {
+		c := h.conns[i]
 		if c.retireAt < h.l.Now() {
 			c.goaway = true // a fresh session shows a fresh certificate
 			c.mark()
+			h.aside(c)
+			continue
 		}
 		if !c.goaway && !c.closed && c.h2.Available() > 0 {
 			return c
 		}
+		i++
 	}
 	return nil
+}
+
+// aside takes c out of use, so that it is in no other session's way.
+func (h *Hop) aside(c *h2conn) {
+	if i := slices.Index(h.conns, c); i >= 0 {
+		h.conns = slices.Delete(h.conns, i, i+1)
+		h.old = append(h.old, c)
+	}
 }
 
 // more dials a further session if the key may have one.
@@ -143,22 +157,23 @@ func (h *Hop) wake() {
 
 // retire takes a session out of use; its streams go on.
 func (h *Hop) retire(c *h2conn) {
-	for i, o := range h.conns {
-		if o == c {
-			h.conns = append(h.conns[:i], h.conns[i+1:]...)
-			break
-		}
+	h.aside(c)
+	h.wake()
+	h.check()
+}
+
+// lost forgets a session that ends.
+func (h *Hop) lost(c *h2conn) {
+	h.aside(c)
+	if i := slices.Index(h.old, c); i >= 0 {
+		h.old = slices.Delete(h.old, i, i+1)
 	}
 	h.wake()
 	h.check()
 }
 
-func (h *Hop) lost(c *h2conn) {
-	h.retire(c)
-}
-
 func (h *Hop) check() {
-	if len(h.conns) == 0 && !h.dialing && len(h.waiters) == 0 {
+	if len(h.conns)+len(h.old) == 0 && !h.dialing && len(h.waiters) == 0 {
 		delete(h.l.hops, h)
 		if h.empty != nil && !h.closed {
 			h.closed = true
@@ -185,8 +200,10 @@ func (h *Hop) Close(cause error) {
 			w.x.ResponseGone(exchange.Closed)
 		}
 	}
-	conns := append([]*h2conn(nil), h.conns...)
-	for _, c := range conns {
+	for _, c := range slices.Concat(h.conns, h.old) {
 		c.end(exchange.Closed)
+	}
+	if h.empty != nil {
+		h.empty()
 	}
 }

@@ -27,6 +27,7 @@ type transport struct {
 	rec    record.Conn // nil: plain
 	more   bool        // rec may hold plaintext that was not read yet
 	ready  bool        // an edge said readable and no read has drained it since
+	fin    bool        // an edge told of an end: it lies behind the bytes, and no further edge will tell of it
 	eof    bool
 	wblk   bool // the socket took less than offered: wait for its edge
 	dirty  bool // queued for the flush
@@ -34,13 +35,18 @@ type transport struct {
 	closed bool
 	sealed []byte // records waiting for the socket
 	timer  reactor.Timer
-	active int64 // time of the last byte either way
+	active int64  // time of the last byte either way
+	turn   uint64 // the iteration that last read for this connection
 }
 
-func (t *transport) owner() *Pod { return t.pod }
+// Owner is Owned.
+func (t *transport) Owner() *Pod { return t.pod }
 
-// open registers the socket. Its source is src.
+// open registers the socket. Its source is src. A pod that was removed meanwhile gets none.
 func (t *transport) open(l *Loop, pod *Pod, fd int, rec record.Conn, src reactor.Source) error {
+	if pod.removed() {
+		return errPodGone
+	}
 	t.l, t.pod, t.fd, t.rec = l, pod, fd, rec
 	t.more = rec != nil
 	t.active = l.Now()
@@ -49,6 +55,14 @@ func (t *transport) open(l *Loop, pod *Pod, fd int, rec record.Conn, src reactor
 	}
 	pod.conns.Add(1)
 	return nil
+}
+
+// edge notes what epoll saw of the reading side.
+func (t *transport) edge(ev uint32) {
+	t.ready = true
+	if ev&(reactor.PeerEnd|reactor.Hangup|reactor.Error) != 0 {
+		t.fin = true
+	}
 }
 
 // shut closes the socket. abort: with a reset instead of an orderly end.
@@ -86,7 +100,7 @@ func (t *transport) read(p []byte) (int, error) {
 			n, e := sysRead(t.fd, p)
 			switch {
 			case e == unix.EAGAIN:
-				t.ready = false
+				t.ready, t.fin = false, false
 				return 0, errAgain
 			case e == unix.EINTR:
 				continue
@@ -97,7 +111,7 @@ func (t *transport) read(p []byte) (int, error) {
 				t.eof = true
 				return 0, io.EOF
 			}
-			t.ready = n == len(p) // a short read drained the socket (edge-triggered)
+			t.ready = n == len(p) || t.fin // a short read drained the socket (edge-triggered), but of its end
 			t.took(n)
 			return n, nil
 		}
@@ -125,7 +139,7 @@ func (t *transport) read(p []byte) (int, error) {
 		n, e := sysRead(t.fd, buf)
 		switch {
 		case e == unix.EAGAIN:
-			t.ready = false
+			t.ready, t.fin = false, false
 			return 0, errAgain
 		case e == unix.EINTR:
 			continue
@@ -136,7 +150,7 @@ func (t *transport) read(p []byte) (int, error) {
 			t.eof = true
 			return 0, io.ErrUnexpectedEOF // no close_notify: a cut, never an orderly end
 		}
-		t.ready = n == len(buf)
+		t.ready = n == len(buf) || t.fin
 		t.took(n)
 		t.rec.Feed(buf[:n]) // borrowed: read on until ErrMore, or hold
 		t.more = true
@@ -144,8 +158,22 @@ func (t *transport) read(p []byte) (int, error) {
 }
 
 func (t *transport) took(n int) {
-	t.active = t.l.Now()
+	t.active, t.turn = t.l.Now(), t.l.Iteration()
 	t.pod.take(t.l, n)
+}
+
+// yield queues src, whose transport this is, for the next iteration, in front
+// when it had nothing of this one: else those that come first always would.
+func (t *transport) yield(src reactor.Task) {
+	switch {
+	case t.later || t.closed:
+		return
+	case t.turn == t.l.Iteration():
+		t.l.Later(src)
+	default:
+		t.l.LaterFirst(src)
+	}
+	t.later = true
 }
 
 // hold makes the records that were fed but not read survive the loop's scratch buffer.
@@ -167,7 +195,7 @@ func (t *transport) write(p []byte) (int, error) {
 		}
 		n, e := sysWrite(t.fd, p)
 		switch {
-		case e == unix.EAGAIN || e == unix.EINTR:
+		case e == unix.EAGAIN:
 			n = 0
 		case e != 0:
 			return 0, e
@@ -199,7 +227,7 @@ func (t *transport) write(p []byte) (int, error) {
 		}
 		n, e := sysWrite(t.fd, t.sealed)
 		switch {
-		case e == unix.EAGAIN || e == unix.EINTR:
+		case e == unix.EAGAIN:
 			n = 0
 		case e != 0:
 			return took, e
@@ -240,6 +268,10 @@ func sysRead(fd int, p []byte) (int, syscall.Errno) {
 }
 
 func sysWrite(fd int, p []byte) (int, syscall.Errno) {
-	n, _, e := syscall.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
-	return int(n), e
+	for { // not EINTR, which no edge would follow
+		n, _, e := syscall.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		if e != unix.EINTR {
+			return int(n), e
+		}
+	}
 }

@@ -125,14 +125,17 @@ type Exchange struct {
 	up    Stream
 	arena []byte
 
+	rest     []byte // of a local body: what down had no room for yet
+	interims int    // 1xx heads that went down
+
 	reqEnd   bool // the request has been received whole
+	trailed  bool // its trailers have been taken
 	upEnd    bool // and has gone up whole
 	interim  bool // HTTP/1.1 or later: 1xx may go down
 	head     bool // HEAD
 	answered bool // final response head has gone down
 	resEnd   bool // response has gone down whole
 	over     bool
-	asked    bool // Service.Request has been called
 	handled  bool // the service answered within Failed
 	reqStall bool // request data was refused
 	resStall bool // response data was refused
@@ -144,10 +147,13 @@ type Pool struct {
 	free    []*Exchange
 }
 
-const poolMax = 1024
+const (
+	poolMax    = 1024
+	maxInterim = 64 // 1xx heads of one response: more is no progress (as http2 bounds them)
+)
 
 // Begin starts an exchange for the request head h that arrived on down; end:
-// it has no body. conn is kept in Conn, now in Start. The service is asked at once.
+// it has no body. conn is kept in Conn, now in Start. Ask comes next.
 func (p *Pool) Begin(down Stream, h *httpmsg.Head, end bool, conn any, now int64) *Exchange {
 	var x *Exchange
 	if n := len(p.free); n > 0 {
@@ -168,7 +174,6 @@ func (p *Pool) Begin(down Stream, h *httpmsg.Head, end bool, conn any, now int64
 // Ask calls the service's Request. The driver calls it once, after it has
 // stored the exchange where the answer's commands find it.
 func (x *Exchange) Ask() {
-	x.asked = true
 	x.svc.Request(x)
 }
 
@@ -200,8 +205,10 @@ func (x *Exchange) Answered() bool { return x.answered }
 func (x *Exchange) Forwarded() bool { return x.up != nil }
 
 // Replayable reports whether the request can be sent once more: no answer has
-// begun and nothing of a body has been taken from the client.
-func (x *Exchange) Replayable() bool { return !x.answered && !x.over && x.ReqBytes == 0 }
+// begun and nothing of a body has been taken from the client, nor its trailers.
+func (x *Exchange) Replayable() bool {
+	return !x.answered && !x.over && x.ReqBytes == 0 && !x.trailed
+}
 
 // Idempotent reports whether the request's method may be sent twice without
 // being done twice (contract 5.7).
@@ -232,7 +239,7 @@ func (x *Exchange) Forward(up Stream) {
 	x.handled = true
 	x.up = up
 	x.Attempts++
-	x.upEnd = x.reqEnd && x.bodyless()
+	x.upEnd = x.reqEnd // no body, or one that turned out to be empty while the request waited
 	up.WriteHead(&x.Req, x.upEnd)
 	if !x.upEnd && x.up == up {
 		x.reqStall = false
@@ -240,15 +247,13 @@ func (x *Exchange) Forward(up Stream) {
 	}
 }
 
-// bodyless: nothing of a body is to be expected from down.
-func (x *Exchange) bodyless() bool { return x.Req.Length == 0 }
-
 // Park says, from Failed, that Forward or Reply will be called later.
 func (x *Exchange) Park() { x.handled = true }
 
 // Reply answers the request without an upstream. fields and body may alias
 // anything: they are encoded before Reply returns, except that body beyond the
-// stream's room is kept by a copy. Called by the service.
+// stream's room is kept by a copy. With a status that has no body (204, 304)
+// body is left out. Called by the service.
 func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 	x.handled = true
 	if x.over || x.answered {
@@ -262,8 +267,13 @@ func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 	x.Status = h.Status
 	x.answered = true
 	h.Length = int64(len(body))
-	var t [20]byte
-	h.Set(contentLength, strconv.AppendInt(t[:0], h.Length, 10))
+	if h.Status == 204 || h.Status == 304 { // RFC 9110 8.6
+		h.Length, body = 0, nil
+		h.Del(string(contentLength))
+	} else {
+		var t [20]byte
+		h.Set(contentLength, strconv.AppendInt(t[:0], h.Length, 10))
+	}
 	if x.head {
 		h.Length, body = 0, nil
 	}
@@ -272,15 +282,15 @@ func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 		return
 	}
 	if len(body) > 0 {
-		// Local bodies are small (refusals); a stream has room for one or is stuck for good.
-		if n := x.down.WriteData(body, true); n < len(body) {
-			x.finish(Proxy, TooLarge, true)
+		n := x.down.WriteData(body, true)
+		x.ResBytes += int64(n)
+		if n < len(body) { // a client whose windows are shut: DownRoom goes on
+			x.rest = x.Keep(body[n:])
 			return
 		}
-		x.ResBytes = int64(len(body))
 	}
 	x.resEnd = true
-	x.finish(Nobody, NoError, !x.reqEnd)
+	x.maybeDone()
 }
 
 var contentLength = []byte("content-length")
@@ -322,7 +332,11 @@ func (x *Exchange) RequestData(p []byte, end bool) int {
 		return len(p)
 	}
 	if x.up == nil {
-		x.reqStall = true
+		if len(p) > 0 {
+			x.reqStall = true
+		} else if end { // nothing to offer again: Forward sees it
+			x.reqEnd = true
+		}
 		return 0
 	}
 	n := x.up.WriteData(p, end)
@@ -348,7 +362,7 @@ func (x *Exchange) RequestTrailers(f []httpmsg.Field) bool {
 		x.reqStall = true
 		return false
 	}
-	x.reqEnd, x.upEnd = true, true
+	x.reqEnd, x.upEnd, x.trailed = true, true, true
 	x.up.WriteTrailers(f)
 	x.maybeDone()
 	return true
@@ -367,6 +381,13 @@ func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
 		return
 	}
 	if h.Status < 200 {
+		if x.interims++; x.interims > maxInterim { // queued without bound for a client that does not read
+			up := x.up
+			x.up = nil
+			up.Abort(Protocol)
+			x.ResponseGone(Protocol)
+			return
+		}
 		if x.interim && h.Status != 101 {
 			x.down.WriteHead(h, false)
 		}
@@ -374,7 +395,7 @@ func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
 	}
 	x.Status = h.Status
 	x.svc.Response(x, h)
-	if x.over {
+	if x.over || x.answered { // by the service, in place of this one
 		return
 	}
 	x.answered = true
@@ -444,6 +465,15 @@ func (x *Exchange) ResponseGone(c Code) {
 
 // DownRoom is an event: down has room again after it took less than offered.
 func (x *Exchange) DownRoom() {
+	if !x.over && len(x.rest) > 0 {
+		n := x.down.WriteData(x.rest, true)
+		x.ResBytes += int64(n)
+		if x.rest = x.rest[n:]; len(x.rest) == 0 {
+			x.resEnd = true
+			x.maybeDone()
+		}
+		return
+	}
 	if !x.over && x.resStall && x.up != nil {
 		x.resStall = false
 		x.up.Resume()

@@ -40,6 +40,7 @@ type sniffer struct {
 	done  bool
 	last  bool // no more bytes are waited for
 	ready bool
+	fin   bool // its end lies behind the bytes, and no further edge will tell of it
 }
 
 func (c *conn) sniff(snap *snapshot.Snapshot, v decide.Verdict, fd int) {
@@ -90,8 +91,12 @@ func (s *sniffer) Event(ev uint32) {
 		return
 	}
 	s.ready = true
+	s.fin = s.fin || ev&(reactor.PeerEnd|reactor.Hangup|reactor.Error) != 0
 	s.read()
 }
+
+// Owner is engine.Owned.
+func (s *sniffer) Owner() *engine.Pod { return s.c.pod.Engine }
 
 func (s *sniffer) read() {
 	l := s.c.st.l
@@ -114,7 +119,7 @@ func (s *sniffer) read() {
 		case err == unix.EINTR:
 			continue
 		case err == unix.EAGAIN:
-			s.ready = false
+			s.ready, s.fin = false, false
 			return
 		case err != nil:
 			s.drop(true)
@@ -128,7 +133,7 @@ func (s *sniffer) read() {
 			s.settle(s.state.Last(s.buf))
 			return
 		}
-		s.ready = n == len(room)
+		s.ready = n == len(room) || s.fin
 		first := len(s.buf) == 0
 		if first {
 			s.buf = room[:n]
@@ -346,7 +351,13 @@ func (r *racer) Event(ev uint32) {
 func (r *racer) Run() { r.lost() }
 
 // Fail is reactor.Source and Task.
-func (r *racer) Fail(error) { r.lost() }
+func (r *racer) Fail(error) {
+	r.connected = false
+	r.lost()
+}
+
+// Owner is engine.Owned.
+func (r *racer) Owner() *engine.Pod { return r.c.pod.Engine }
 
 func (r *racer) lost() {
 	if r.failed || r.connected {
@@ -405,6 +416,7 @@ func (c *conn) passOn(s *sniffer, v decide.Verdict) {
 		go1(true)
 		return
 	}
+	buf = clone(buf) // it may lie in the loop's scratch
 	r.then = go1
 }
 

@@ -104,24 +104,24 @@ type Loop struct {
 	tab     []slot // by fd
 	last    int    // events of the last wait
 
-	dirty  []Flusher
-	tasks  []Task
-	tasks2 []Task
-	after  []Task // after the flush of this iteration
+	dirty []Flusher
+	first []Task // of the next iteration, before tasks
+	tasks []Task // of the next iteration
+	spare []Task // the queue that ran last
+	after []Task // after the flush of this iteration
 
 	mu    sync.Mutex
 	mail  []func() // guarded by mu
+	rung  bool     // the bell has been rung since mail was last taken; guarded by mu
+	dead  bool     // nothing is taken any more, and efd is closed; guarded by mu
 	mail2 []func()
-	rung  atomic.Bool
-	dead  atomic.Bool
 	stop  bool
 
 	now     int64
 	iter    uint64
 	wheel   wheel
 	started atomic.Int64 // start of the running iteration, 0 while waiting
-	tid     atomic.Int64
-	seen    int64 // watchdog: the iteration already reported
+	seen    int64        // watchdog: the iteration already reported
 
 	iterations, events, wakeups, panics, slow, busy atomic.Uint64
 	registered                                      atomic.Int64
@@ -167,11 +167,8 @@ func New(cfg Config) (*Loop, error) {
 // bell is the mailbox's eventfd as a source.
 type bell Loop
 
-func (b *bell) Event(uint32) { // edge-triggered: the count need not be read to be told again
-	b.rung.Store(false)
-	(*Loop)(b).takeMail()
-}
-func (b *bell) Fail(error) {}
+func (b *bell) Event(uint32) { (*Loop)(b).takeMail() } // edge-triggered: the count need not be read to be told again
+func (b *bell) Fail(error)   {}
 
 // Register adds fd with its source; mask stays for the fd's life. On the loop only.
 func (l *Loop) Register(fd int, s Source, mask uint32) error {
@@ -179,11 +176,11 @@ func (l *Loop) Register(fd int, s Source, mask uint32) error {
 		l.tab = append(l.tab, make([]slot, max(64, len(l.tab)))...)
 	}
 	e := &l.tab[fd]
-	e.gen++
-	ev := unix.EpollEvent{Events: mask, Fd: int32(fd), Pad: int32(e.gen)}
+	ev := unix.EpollEvent{Events: mask, Fd: int32(fd), Pad: int32(e.gen + 1)}
 	if err := unix.EpollCtl(l.ep, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
-		return fmt.Errorf("reactor: epoll add %d: %w", fd, err)
+		return fmt.Errorf("reactor: epoll add %d: %w", fd, err) // whoever has fd registered keeps its events
 	}
+	e.gen++
 	e.src = s
 	l.registered.Add(1)
 	return nil
@@ -210,11 +207,17 @@ func (l *Loop) Detach(fd int) error {
 	return nil
 }
 
-// Dirty queues f for this iteration's flush. The caller sees to it that f is queued once.
+// Dirty queues f for this iteration's flush, or from an After task for the
+// next one's, which then does not wait. The caller sees to it that f is queued once.
 func (l *Loop) Dirty(f Flusher) { l.dirty = append(l.dirty, f) }
 
-// Later queues t for the next iteration, which then does not wait. The caller sees to it that t is queued once.
+// Later queues t for the next iteration, which then does not wait and runs t
+// before it looks at events. The caller sees to it that t is queued once.
 func (l *Loop) Later(t Task) { l.tasks = append(l.tasks, t) }
+
+// LaterFirst is Later, before everything that Later queues: for work that had
+// no share of this iteration, so that it has one of the next.
+func (l *Loop) LaterFirst(t Task) { l.first = append(l.first, t) }
 
 // After runs t once this iteration's flush is over, when no queue holds what
 // the iteration ended: the place to recycle. The caller sees to it that t is queued once.
@@ -235,24 +238,25 @@ var ErrClosed = errors.New("reactor: loop has ended")
 // Post runs f on the loop soon, in order. Safe from any goroutine.
 func (l *Loop) Post(f func()) error {
 	l.mu.Lock()
-	if l.dead.Load() {
-		l.mu.Unlock()
+	defer l.mu.Unlock()
+	if l.dead {
 		return ErrClosed
 	}
 	l.mail = append(l.mail, f)
-	l.mu.Unlock()
-	l.ring()
+	if !l.rung { // under the lock: efd may be another's the moment the loop has ended
+		l.rung = true
+		l.ring()
+	}
 	return nil
 }
 
+// ring wakes the loop; mu is held.
 func (l *Loop) ring() {
-	if l.rung.CompareAndSwap(false, true) {
-		one := [8]byte{1}
-		for {
-			// A full counter already wakes the loop.
-			if _, err := unix.Write(l.efd, one[:]); err != unix.EINTR {
-				return
-			}
+	one := [8]byte{1}
+	for {
+		// A full counter already wakes the loop.
+		if _, err := unix.Write(l.efd, one[:]); err != unix.EINTR {
+			return
 		}
 	}
 }
@@ -262,6 +266,7 @@ func (l *Loop) takeMail() {
 	l.mu.Lock()
 	q := l.mail
 	l.mail = l.mail2[:0]
+	l.rung = false
 	l.mu.Unlock()
 	for i, f := range q {
 		l.call(f)
@@ -277,31 +282,46 @@ func (l *Loop) Stop() { _ = l.Post(func() { l.stop = true }) }
 // Fail with ErrClosed. Call it once.
 func (l *Loop) Run() {
 	runtime.LockOSThread()
-	l.tid.Store(int64(unix.Gettid()))
 	for !l.stop {
 		l.iterate(true)
 	}
-	for fd := range l.tab {
-		if s := l.tab[fd].src; s != nil && fd != l.efd {
-			l.failSource(s, ErrClosed)
-		}
-	}
+	l.failAll()
 	l.mu.Lock()
-	l.dead.Store(true)
+	l.dead = true
 	q := l.mail
 	l.mail = nil
+	l.Forget(l.efd)
+	unix.Close(l.efd)
+	l.efd = -1
 	l.mu.Unlock()
 	for _, f := range q { // what arrived before the end still runs: it may own a descriptor
 		l.call(f)
 	}
+	l.failAll() // what that registered
 	l.flush()
+	l.failAll()
+	l.started.Store(0)
 	unix.Close(l.ep)
-	unix.Close(l.efd)
+}
+
+// failAll ends every source, and those that the end of others registered: a
+// request that is tried again opens a connection.
+func (l *Loop) failAll() {
+	const rounds = 16 // a source that always registers another ends nothing
+	for more, n := true, 0; more && n < rounds; n++ {
+		more = false
+		for fd := 0; fd < len(l.tab); fd++ {
+			if s := l.tab[fd].src; s != nil && fd != l.efd {
+				more = true
+				l.failSource(s, ErrClosed)
+			}
+		}
+	}
 }
 
 func (l *Loop) iterate(block bool) {
 	timeout := l.timeout()
-	if !block || len(l.tasks) > 0 {
+	if !block || len(l.first)+len(l.tasks)+len(l.dirty) > 0 {
 		timeout = 0
 	}
 	l.started.Store(0)
@@ -311,6 +331,13 @@ func (l *Loop) iterate(block bool) {
 	l.iter++
 	l.iterations.Store(l.iter)
 	l.events.Add(uint64(n))
+	first, tasks := l.first, l.tasks
+	l.first, l.tasks = nil, l.spare[:0]
+	l.run(first)
+	l.run(tasks)
+	if l.spare = tasks; l.first == nil {
+		l.first = first[:0]
+	}
 	for i := range n {
 		ev := &l.evs[i]
 		if int(ev.Fd) >= len(l.tab) {
@@ -320,18 +347,16 @@ func (l *Loop) iterate(block bool) {
 			l.event(e.src, ev.Events)
 		}
 	}
-	if len(l.tasks) > 0 {
-		q := l.tasks
-		l.tasks = l.tasks2[:0]
-		for i, t := range q {
-			l.task(t)
-			q[i] = nil
-		}
-		l.tasks2 = q
-	}
 	l.wheel.advance(l, l.now)
 	l.flush()
 	l.busy.Add(uint64(l.cfg.Now() - l.now))
+}
+
+func (l *Loop) run(q []Task) {
+	for i, t := range q {
+		q[i] = nil
+		l.task(t)
+	}
 }
 
 func (l *Loop) flush() {
@@ -476,10 +501,20 @@ func (l *Loop) Check() {
 }
 
 // Each calls f with every registered source. On the loop only; f may Forget.
+// A panic in f is counted and ends that call alone.
 func (l *Loop) Each(f func(s Source)) {
 	for fd := range l.tab {
 		if s := l.tab[fd].src; s != nil && fd != l.efd {
-			f(s)
+			l.each(f, s)
 		}
 	}
+}
+
+func (l *Loop) each(f func(s Source), s Source) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.caught(p)
+		}
+	}()
+	f(s)
 }

@@ -112,7 +112,8 @@ func (w *wheel) advance(l *Loop, now int64) {
 		w.tick = max(w.tick, to)
 		return
 	}
-	for steps := min(to-w.tick, slots); steps > 0; steps-- {
+	w.tick = max(w.tick, to-slots) // after a jump of more than a turn, one turn sees every timer
+	for w.tick < to {
 		w.tick++
 		h := &w.head[w.tick&(slots-1)]
 		// Take the whole ring first: what is filed meanwhile waits for its turn.
@@ -131,5 +132,4 @@ func (w *wheel) advance(l *Loop, now int64) {
 			}
 		}
 	}
-	w.tick = to
 }

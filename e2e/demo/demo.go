@@ -10,10 +10,8 @@
 package demo
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,11 +19,8 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -33,6 +28,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"aether/e2e/mesh"
 	"aether/e2e/rig"
 )
 
@@ -43,22 +39,18 @@ type Options struct {
 	Out   io.Writer
 }
 
-const trustDomain = "demo.example"
-
 // demo is one run.
 type demo struct {
 	o    Options
 	out  io.Writer
-	rig  *rig.Rig
-	pods map[string]*rig.Pod
-	stop []func()
+	mesh *mesh.Mesh
 	n    int
 	bad  int
 }
 
 // Run builds the mesh, shows it and takes it down again.
 func Run(ctx context.Context, o Options) (err error) {
-	d := &demo{o: o, out: o.Out, pods: map[string]*rig.Pod{}}
+	d := &demo{o: o, out: o.Out}
 	start := time.Now()
 	d.head("two nodes, four pods")
 	if err := d.up(ctx); err != nil {
@@ -81,58 +73,42 @@ func Run(ctx context.Context, o Options) (err error) {
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 func (d *demo) head(s string)                  { d.say("\n== %s", s) }
 
-var (
-	cartIP = netip.MustParseAddr("10.96.0.10")
-	dbIP   = netip.MustParseAddr("10.96.0.20")
-)
-
 func (d *demo) up(ctx context.Context) error {
-	r, err := rig.New(ctx, rig.Options{Nodes: 2, KeepDir: d.o.Keep})
+	m, err := mesh.New(ctx, mesh.Options{Proxy: d.o.Proxy, TrustDomain: "demo.example", KeepDir: d.o.Keep, DevCA: true})
 	if err != nil {
 		return err
 	}
-	d.rig = r
-	var docs bytes.Buffer
-	for _, p := range []struct {
-		node                 int
-		name, account, ports string
-		ann                  map[string]string
-	}{
-		{0, "web-1", "web", "8080", nil},
-		{0, "job-1", "job", "8080", map[string]string{"capture.aether.io/redirect-all": "false"}},
-		{1, "cart-1", "cart", "8080,8081=h2,9000=tcp", nil},
-		{1, "db-1", "db", "5432=tcp", map[string]string{"endpoint.aether.io/port": "5432", "endpoint.aether.io/protocol": "tcp"}},
+	d.mesh = m
+	for _, p := range []mesh.Pod{
+		{Name: "web-1", Account: "web", Ports: "8080"},
+		{Name: "job-1", Account: "job", Ports: "8080", Annotations: map[string]string{"capture.aether.io/redirect-all": "false"}},
+		{Name: "cart-1", Account: "cart", Ports: "8080,8081=h2,9000=tcp", Node: 1},
+		{Name: "db-1", Account: "db", Ports: "5432=tcp", Node: 1, Annotations: map[string]string{"endpoint.aether.io/port": "5432", "endpoint.aether.io/protocol": "tcp"}},
 	} {
-		pod, err := r.AddPod(ctx, p.node, p.name)
+		pod, err := m.AddPod(ctx, p)
 		if err != nil {
 			return err
 		}
-		d.pods[p.account] = pod
-		docs.WriteString(rig.PodYAML(pod, rig.PodManifest{Namespace: "shop", Account: p.account, Ports: p.ports, Annotations: p.ann}))
-		d.say("   %-7s shop/%-5s %-10s ports %s", pod.Node.Name, p.account, pod.IP4, p.ports)
+		d.say("   %-7s shop/%-5s %-10s ports %s", pod.Node.Name, p.Account, pod.IP4, p.Ports)
 	}
-	docs.WriteString(rig.ServiceYAML(rig.ServiceManifest{Namespace: "shop", Name: "cart", ClusterIPs: []netip.Addr{cartIP}, Ports: []uint16{8080, 8081, 9000}}))
-	docs.WriteString(rig.ServiceYAML(rig.ServiceManifest{Namespace: "shop", Name: "db", ClusterIPs: []netip.Addr{dbIP}, Ports: []uint16{5432}}))
-	docs.WriteString(route)
-	conf := filepath.Join(r.Dir, "config")
-	if err := os.MkdirAll(conf, 0o755); err != nil {
+	err = errors.Join(
+		m.Service(rig.ServiceManifest{Name: "cart", ClusterIPs: m.ClusterIPs(10), Ports: []uint16{8080, 8081, 9000}}),
+		m.Service(rig.ServiceManifest{Name: "db", ClusterIPs: m.ClusterIPs(20), Ports: []uint16{5432}}),
+		m.Write("route", route),
+		d.apps(ctx))
+	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(conf, "mesh.yaml"), docs.Bytes(), 0o644); err != nil {
+	if err := m.Start(ctx); err != nil {
 		return err
 	}
-	if err := d.apps(ctx); err != nil {
-		return err
-	}
-	for _, node := range r.Nodes {
-		p, err := r.StartProcess(&node.Space, "proxy-"+node.Name, d.o.Proxy,
-			"--config", conf, "--node", node.Name, "--trust-domain", trustDomain,
-			"--dev-ca", filepath.Join(r.Dir, "throw-away-ca"), "--capture")
+	for i := range m.Rig.Nodes {
+		s, err := m.Status(ctx, i)
 		if err != nil {
 			return err
 		}
-		if err := p.Ready(ctx, func(ctx context.Context) error { return d.served(ctx, node) }); err != nil {
-			return fmt.Errorf("%w\n%s", err, p.Tail(20))
+		if len(s.Problems) > 0 {
+			return fmt.Errorf("problems: %v", s.Problems)
 		}
 	}
 	return nil
@@ -152,66 +128,10 @@ spec:
     backendRefs: [{name: cart, port: 8080}]
 `
 
-// served: the node's proxy is ready and every pod has its certificate.
-func (d *demo) served(ctx context.Context, n *rig.Node) error {
-	var s struct {
-		Seq  uint64 `json:"seq"`
-		Pods []struct {
-			CertificateUntil time.Time
-		} `json:"pods"`
-		Problems []struct{ Object, Reason string } `json:"problems"`
-	}
-	b, err := d.admin(ctx, n, "/status")
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(b, &s); err != nil {
-		return err
-	}
-	if len(s.Problems) > 0 {
-		return fmt.Errorf("problems: %v", s.Problems)
-	}
-	if s.Seq == 0 || len(s.Pods) != 2 {
-		return fmt.Errorf("%d pods served", len(s.Pods))
-	}
-	for _, p := range s.Pods {
-		if p.CertificateUntil.IsZero() {
-			return errors.New("a pod has no certificate yet")
-		}
-	}
-	return nil
-}
-
-func (d *demo) admin(ctx context.Context, n *rig.Node, path string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, "GET", "http://127.0.0.1:9901"+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	c := n.HTTPClient()
-	defer c.CloseIdleConnections()
-	res, err := c.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	if err == nil && res.StatusCode != 200 {
-		err = fmt.Errorf("admin %s: %s: %s", path, res.Status, b)
-	}
-	return b, err
-}
-
 // apps starts the applications, inside the pods and one outside the mesh.
 func (d *demo) apps(ctx context.Context) error {
-	cart := d.pods["cart"]
-	stop, err := cart.ServeHTTP(ctx, "127.0.0.1:8080", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		who := r.Header.Get("X-Forwarded-Client-Cert")
-		fmt.Fprintf(w, "cart:8080 got %s %s from %s", r.Method, r.URL.Path, who[max(0, strings.LastIndex(who, "URI=")):])
-	}))
-	if err != nil {
-		return err
-	}
-	d.stop = append(d.stop, stop)
+	m := d.mesh
+	cart, node2 := &m.Pod("cart-1").Space, m.Rig.Nodes[1]
 	l, err := cart.Listen(ctx, "tcp", "127.0.0.1:8081")
 	if err != nil {
 		return err
@@ -219,64 +139,35 @@ func (d *demo) apps(ctx context.Context) error {
 	g := grpc.NewServer()
 	healthpb.RegisterHealthServer(g, health.NewServer())
 	go g.Serve(l)
-	d.stop = append(d.stop, g.Stop)
-	if err := d.tcp(ctx, &cart.Space, "127.0.0.1:9000", func(c net.Conn) { io.Copy(c, c) }); err != nil {
-		return err
-	}
-	banner := func(s string) func(net.Conn) {
-		return func(c net.Conn) { io.WriteString(c, s); io.Copy(io.Discard, c) }
-	}
-	if err := d.tcp(ctx, &d.pods["db"].Space, "127.0.0.1:5432", banner("db ready\n")); err != nil {
-		return err
-	}
-	node2 := d.rig.Nodes[1]
-	return d.tcp(ctx, &node2.Space, net.JoinHostPort(node2.IP4.String(), "25"), banner("220 mail outside the mesh\r\n"))
-}
-
-func (d *demo) tcp(ctx context.Context, s *rig.Space, addr string, serve func(net.Conn)) error {
-	l, err := s.Listen(ctx, "tcp", addr)
-	if err != nil {
-		return err
-	}
-	var mu sync.Mutex
-	conns := map[net.Conn]bool{}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			mu.Lock()
-			conns[c] = true
-			mu.Unlock()
-			go func() { serve(c); c.(*net.TCPConn).CloseWrite() }()
+	m.OnClose(g.Stop)
+	banner := func(s string) func(*net.TCPConn) {
+		return func(c *net.TCPConn) {
+			io.WriteString(c, s)
+			c.CloseWrite()
+			io.Copy(io.Discard, c)
 		}
-	}()
-	d.stop = append(d.stop, func() {
-		l.Close()
-		mu.Lock()
-		defer mu.Unlock()
-		for c := range conns {
-			c.Close()
-		}
-	})
-	return nil
+	}
+	return errors.Join(
+		m.ServeHTTP(ctx, cart, "127.0.0.1:8080", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			who := r.Header.Get("X-Forwarded-Client-Cert")
+			fmt.Fprintf(w, "cart:8080 got %s %s from %s", r.Method, r.URL.Path, who[max(0, strings.LastIndex(who, "URI=")):])
+		})),
+		m.ServeTCP(ctx, cart, "127.0.0.1:9000", func(c *net.TCPConn) { io.Copy(c, c) }),
+		m.ServeTCP(ctx, &m.Pod("db-1").Space, "127.0.0.1:5432", banner("db ready\n")),
+		m.ServeTCP(ctx, &node2.Space, net.JoinHostPort(node2.IP4.String(), "25"), banner("220 mail outside the mesh\r\n")))
 }
 
 func (d *demo) down() error {
-	for _, f := range slices.Backward(d.stop) {
-		f()
-	}
-	if d.rig == nil {
+	if d.mesh == nil {
 		return nil
 	}
-	return d.rig.Close()
+	return d.mesh.Close()
 }
 
 // call is one thing to show: what is done, and what must come of it.
 type call struct {
 	title    string
-	from     string // account of the client pod
+	from     string // the client pod
 	do       func(ctx context.Context, p *rig.Pod) (string, error)
 	want     string // must be in the answer
 	flow     string // for the explanation
@@ -285,55 +176,55 @@ type call struct {
 }
 
 func (d *demo) show(ctx context.Context) {
-	mail := netip.AddrPortFrom(d.rig.Nodes[1].IP4, 25).String()
+	mail := netip.AddrPortFrom(d.mesh.Rig.Nodes[1].IP4, 25).String()
 	d.head("calls, each beside its explanation")
 	for _, c := range []call{
 		{
-			title: "captured HTTP/1.1: curl http://cart.shop.aether.internal:8080/items", from: "web",
+			title: "captured HTTP/1.1: curl http://cart.shop.aether.internal:8080/items", from: "web-1",
 			do: d.get("10.96.0.10:8080", "cart.shop.aether.internal:8080", "/items"), want: "200 cart:8080 got GET /items from URI=spiffe://demo.example/ns/shop/sa/web",
 			flow: "shop/web > 10.96.0.10:8080 http1 host=cart.shop.aether.internal:8080", request: "GET cart.shop.aether.internal:8080/items",
 		}, {
-			title: "the short name, and a route by path and header", from: "web",
+			title: "the short name, and a route by path and header", from: "web-1",
 			do: d.get("10.96.0.10:8080", "cart", "/beta/x", "x-tester", "yes"), want: "x-route=beta",
 			flow: "shop/web > 10.96.0.10:8080 http1 host=cart", request: "GET cart/beta/x h:x-tester=yes",
 		}, {
-			title: "h2c with prior knowledge", from: "web",
+			title: "h2c with prior knowledge", from: "web-1",
 			do: d.h2c("10.96.0.10:8080", "cart.shop:8080", "/h2"), want: "200 cart:8080 got GET /h2",
 			flow: "shop/web > 10.96.0.10:8080 h2c host=cart.shop:8080", request: "GET cart.shop:8080/h2",
 		}, {
-			title: "gRPC health check (grpc-go, trailers)", from: "web",
+			title: "gRPC health check (grpc-go, trailers)", from: "web-1",
 			do: d.grpc("10.96.0.10:8081", "cart.shop.svc.cluster.local:8081"), want: "SERVING",
 			flow: "shop/web > 10.96.0.10:8081 h2c host=cart.shop.svc.cluster.local:8081", request: "POST cart.shop.svc.cluster.local:8081/grpc.health.v1.Health/Check",
 		}, {
-			title: "raw TCP to a declared port: no byte is looked at", from: "web",
+			title: "raw TCP to a declared port: no byte is looked at", from: "web-1",
 			do: d.raw("10.96.0.10:9000", "ping\n"), want: "ping",
 			flow: "shop/web > 10.96.0.10:9000",
 		}, {
-			title: "server-first on a declared raw-TCP port, over mTLS", from: "web",
+			title: "server-first on a declared raw-TCP port, over mTLS", from: "web-1",
 			do: d.raw("10.96.0.20:5432", ""), want: "db ready",
 			flow: "shop/web > 10.96.0.20:5432", withinMS: 200,
 		}, {
-			title: "server-first outside the mesh, undeclared: passed through at once", from: "web",
+			title: "server-first outside the mesh, undeclared: passed through at once", from: "web-1",
 			do: d.raw(mail, ""), want: "220 mail",
 			flow: "shop/web > " + mail + " silent", withinMS: 200,
 		}, {
-			title: "wrong port in Host", from: "web",
+			title: "wrong port in Host", from: "web-1",
 			do: d.get("10.96.0.10:8080", "cart.shop.aether.internal:9000", "/"), want: "421 port-mismatch",
 			flow: "shop/web > 10.96.0.10:8080 http1 host=cart.shop.aether.internal:9000", request: "GET cart.shop.aether.internal:9000/",
 		}, {
-			title: "a port nobody declares", from: "web",
+			title: "a port nobody declares", from: "web-1",
 			do: d.get("10.96.0.10:7777", "cart.shop.aether.internal:7777", "/"), want: "421 port-not-declared",
 			flow: "shop/web > 10.96.0.10:7777 http1 host=cart.shop.aether.internal:7777", request: "GET cart.shop.aether.internal:7777/",
 		}, {
-			title: "the proxy port, from a pod that captures nothing", from: "job",
+			title: "the proxy port, from a pod that captures nothing", from: "job-1",
 			do: d.get("127.0.0.1:18081", "cart.shop.aether.internal:8080", "/proxy"), want: "200 cart:8080 got GET /proxy from URI=spiffe://demo.example/ns/shop/sa/job",
 			flow: "shop/job > proxy http1 host=cart.shop.aether.internal:8080", request: "GET cart.shop.aether.internal:8080/proxy",
 		}, {
-			title: "the proxy port without a port in Host, and 80 not declared", from: "job",
+			title: "the proxy port without a port in Host, and 80 not declared", from: "job-1",
 			do: d.get("127.0.0.1:18081", "cart.shop.aether.internal", "/"), want: "421 port-required",
 			flow: "shop/job > proxy http1 host=cart.shop.aether.internal", request: "GET cart.shop.aether.internal/",
 		}, {
-			title: "CONNECT is never a tunnel into the mesh", from: "job",
+			title: "CONNECT is never a tunnel into the mesh", from: "job-1",
 			do: d.raw("127.0.0.1:18081", "CONNECT cart.shop.aether.internal:8080 HTTP/1.1\r\nHost: cart\r\nConnection: close\r\n\r\n"), want: "HTTP/1.1 404",
 			flow: "shop/job > proxy http1", request: "CONNECT cart.shop.aether.internal:8080",
 		},
@@ -341,7 +232,7 @@ func (d *demo) show(ctx context.Context) {
 		d.call(ctx, c)
 	}
 	d.head("the hop is mTLS: what node2 verified (its last decisions)")
-	if b, err := d.admin(ctx, d.rig.Nodes[1], "/why?n=4"); err == nil {
+	if b, err := d.mesh.Admin(ctx, 1, "/why?n=4"); err == nil {
 		d.say("%s", indent(string(b)))
 	}
 	d.plainHop(ctx)
@@ -352,7 +243,7 @@ func (d *demo) call(ctx context.Context, c call) {
 	d.n++
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	pod := d.pods[c.from]
+	pod := d.mesh.Pod(c.from)
 	start := time.Now()
 	got, err := c.do(ctx, pod)
 	took := time.Since(start)
@@ -373,7 +264,7 @@ func (d *demo) call(ctx context.Context, c call) {
 	if c.request != "" {
 		q.Set("request", c.request)
 	}
-	b, err := d.admin(ctx, pod.Node, "/explain?"+q.Encode())
+	b, err := d.mesh.Admin(ctx, slices.Index(d.mesh.Rig.Nodes, pod.Node), "/explain?"+q.Encode())
 	if err != nil {
 		d.bad++
 		d.say("    explain: %v", err)
@@ -386,21 +277,17 @@ func indent(s string) string {
 	return "    " + strings.ReplaceAll(strings.TrimSpace(s), "\n", "\n    ")
 }
 
-// to dials addr from the pod whatever the URL says.
-func to(p *rig.Pod, addr string) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, _, _ string) (net.Conn, error) { return p.Dial(ctx, "tcp", addr) }
-}
-
 func (d *demo) get(addr, host, path string, header ...string) func(context.Context, *rig.Pod) (string, error) {
 	return func(ctx context.Context, p *rig.Pod) (string, error) {
-		return fetch(ctx, &http.Transport{DialContext: to(p, addr), DisableKeepAlives: true}, host, path, header...)
+		t := mesh.HTTP1(p, addr)
+		defer t.CloseIdleConnections()
+		return fetch(ctx, t, host, path, header...)
 	}
 }
 
 func (d *demo) h2c(addr, host, path string) func(context.Context, *rig.Pod) (string, error) {
 	return func(ctx context.Context, p *rig.Pod) (string, error) {
-		t := &http.Transport{DialContext: to(p, addr), Protocols: new(http.Protocols)}
-		t.Protocols.SetUnencryptedHTTP2(true)
+		t := mesh.H2C(p, addr)
 		defer t.CloseIdleConnections()
 		return fetch(ctx, t, host, path)
 	}
@@ -437,7 +324,7 @@ func fetch(ctx context.Context, t *http.Transport, host, path string, header ...
 func (d *demo) grpc(addr, authority string) func(context.Context, *rig.Pod) (string, error) {
 	return func(ctx context.Context, p *rig.Pod) (string, error) {
 		cc, err := grpc.NewClient("passthrough:///"+authority, grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return p.Dial(ctx, "tcp", addr) }))
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return mesh.To(p, addr)(ctx, "", "") }))
 		if err != nil {
 			return "", err
 		}
@@ -472,10 +359,10 @@ func (d *demo) raw(addr, s string) func(context.Context, *rig.Pod) (string, erro
 // plainHop shows that 18008 takes nobody without a certificate of the mesh.
 func (d *demo) plainHop(ctx context.Context) {
 	d.n++
-	addr := netip.AddrPortFrom(d.pods["cart"].IP4, 18008).String()
+	addr := netip.AddrPortFrom(d.mesh.Pod("cart-1").IP4, 18008).String()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	c, err := d.rig.Nodes[0].Dial(ctx, "tcp", addr)
+	c, err := d.mesh.Rig.Nodes[0].Dial(ctx, "tcp", addr)
 	if err == nil {
 		defer c.Close()
 		tc := tls.Client(c, &tls.Config{ServerName: "8080", InsecureSkipVerify: true, NextProtos: []string{"h2"}})
@@ -494,20 +381,21 @@ func (d *demo) plainHop(ctx context.Context) {
 // latency compares one connection's round trips with and without the two proxies.
 func (d *demo) latency(ctx context.Context) {
 	d.head("latency of one keep-alive connection, 1,000 requests each (job, which captures nothing)")
-	p := d.pods["job"]
+	p := d.mesh.Pod("job-1")
 	// The application listens on loopback only, as it may; a second listener makes it reachable directly.
-	stop, err := d.pods["cart"].ServeHTTP(ctx, netip.AddrPortFrom(d.pods["cart"].IP4, 8088).String(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") }))
+	cart := d.mesh.Pod("cart-1")
+	direct := netip.AddrPortFrom(cart.IP4, 8088).String()
+	err := d.mesh.ServeHTTP(ctx, &cart.Space, direct, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") }))
 	if err != nil {
 		d.bad++
 		d.say("    %v", err)
 		return
 	}
-	d.stop = append(d.stop, stop)
 	for _, v := range []struct{ name, addr, host string }{
-		{"direct", netip.AddrPortFrom(d.pods["cart"].IP4, 8088).String(), "cart"},
+		{"direct", direct, "cart"},
 		{"through both proxies", "127.0.0.1:18081", "cart.shop.aether.internal:8080"},
 	} {
-		t := &http.Transport{DialContext: to(p, v.addr)}
+		t := mesh.HTTP1(p, v.addr)
 		var all []time.Duration
 		for range 1000 {
 			start := time.Now()
@@ -525,7 +413,7 @@ func (d *demo) latency(ctx context.Context) {
 }
 
 func (d *demo) keep() {
-	web, n1 := d.pods["web"].NSName(), d.rig.Nodes[0].NSName()
+	web, n1 := d.mesh.Pod("web-1").NSName(), d.mesh.Rig.Nodes[0].NSName()
 	d.head("kept running; end it with Ctrl-C. Try:")
 	d.say(`    ip netns exec %[1]s curl -si --resolve cart.shop.aether.internal:8080:10.96.0.10 http://cart.shop.aether.internal:8080/
     ip netns exec %[1]s curl -si -H 'Host: cart:9000' http://10.96.0.10:8080/
@@ -533,5 +421,5 @@ func (d *demo) keep() {
     ip netns exec %[2]s curl -s '127.0.0.1:9901/why?n=5'
     ip netns exec %[2]s aetherctl explain 'shop/web > 10.96.0.10:8080 http1 host=cart:9090'
     ip netns exec %[2]s curl -s 127.0.0.1:9901/snapshot
-    ls %[3]s   # configuration (edit it: it is reloaded), logs`, web, n1, d.rig.Dir)
+    ls %[3]s   # configuration (edit it: it is reloaded), logs`, web, n1, d.mesh.Rig.Dir)
 }

@@ -1,0 +1,129 @@
+package reactor
+
+import (
+	"math/rand"
+	"testing"
+	"time"
+)
+
+// TestTimers runs thousands of timers, armed, moved and stopped at random,
+// against a plain list: none runs early, none more than a slot late, none
+// twice, and the loop never means to sleep past one.
+func TestTimers(t *testing.T) {
+	const slot = int64(1) << slotShift
+	for seed := range int64(60) {
+		rnd := rand.New(rand.NewSource(seed))
+		now := rnd.Int63n(1 << 40)
+		l := newLoop(t, &now, Config{})
+		type entry struct {
+			Timer
+			at    int64 // deadline; -1: not armed
+			fired int
+		}
+		timers := make([]*entry, 1+rnd.Intn(200))
+		for i := range timers {
+			timers[i] = &entry{at: -1}
+		}
+		random := func() int64 { // from now to two minutes
+			switch rnd.Intn(4) {
+			case 0:
+				return rnd.Int63n(slot)
+			case 1:
+				return rnd.Int63n(int64(time.Second))
+			case 2:
+				return rnd.Int63n(int64(30 * time.Second))
+			}
+			return rnd.Int63n(int64(2 * time.Minute))
+		}
+		var arm func(e *entry)
+		arm = func(e *entry) {
+			d := random()
+			e.at = l.Now() + d
+			l.Arm(&e.Timer, &fake{run: func() {
+				if e.at < 0 || e.at > now {
+					t.Fatalf("seed %d: ran %v early (armed: %v)", seed, time.Duration(e.at-now), e.at >= 0)
+				}
+				e.at = -1
+				e.fired++
+				if rnd.Intn(3) == 0 {
+					arm(e)
+				}
+				if rnd.Intn(3) == 0 { // a neighbour, perhaps of the same slot
+					o := timers[rnd.Intn(len(timers))]
+					l.Disarm(&o.Timer)
+					o.at = -1
+				}
+			}}, d)
+		}
+		for range 300 {
+			for range rnd.Intn(20) {
+				e := timers[rnd.Intn(len(timers))]
+				if rnd.Intn(4) == 0 {
+					l.Disarm(&e.Timer)
+					e.at = -1
+				} else {
+					arm(e)
+				}
+			}
+			earliest := int64(-1)
+			for _, e := range timers {
+				if e.Armed() != (e.at >= 0) {
+					t.Fatalf("seed %d: armed %v, want %v", seed, e.Armed(), e.at >= 0)
+				}
+				if e.at >= 0 && (earliest < 0 || e.at < earliest) {
+					earliest = e.at
+				}
+			}
+			wait := int64(l.timeout())
+			if earliest < 0 && wait >= 0 {
+				// A timer that was moved later keeps its old place; one that was stopped does not.
+				t.Fatalf("seed %d: waits %d ms for nothing", seed, wait)
+			}
+			if earliest >= 0 && (wait < 0 || now+wait*1e6 > max(now, earliest)+2*slot) {
+				t.Fatalf("seed %d: waits %d ms, the first is due in %v", seed, wait, time.Duration(earliest-now))
+			}
+			switch rnd.Intn(5) {
+			case 0:
+				now += rnd.Int63n(int64(3 * time.Minute)) // more than a turn of the wheel
+			case 1:
+				now += rnd.Int63n(slot)
+			default:
+				if wait >= 0 {
+					now += wait * 1e6
+				}
+			}
+			l.iterate(false)
+			for _, e := range timers {
+				if e.at >= 0 && e.at>>slotShift+1 <= now>>slotShift {
+					t.Fatalf("seed %d: %v late", seed, time.Duration(now-e.at))
+				}
+			}
+		}
+		if l.wheel.n != func() (n int) {
+			for _, e := range timers {
+				if e.Armed() {
+					n++
+				}
+			}
+			return
+		}() {
+			t.Fatalf("seed %d: the wheel's count is wrong", seed)
+		}
+	}
+}
+
+// TestTimerCosts: arming, moving and stopping allocates nothing.
+func TestTimerCosts(t *testing.T) {
+	now := int64(1)
+	l := newLoop(t, &now, Config{})
+	var tm Timer
+	task := &fake{}
+	if n := testing.AllocsPerRun(1000, func() {
+		l.Arm(&tm, task, int64(time.Second))
+		l.Arm(&tm, task, int64(time.Minute))
+		l.Arm(&tm, task, int64(time.Millisecond))
+		l.Disarm(&tm)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

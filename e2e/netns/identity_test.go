@@ -1,0 +1,309 @@
+package netns
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"aether/e2e/mesh"
+	"aether/e2e/rig"
+)
+
+// addPod adds a managed pod for this test and syncs.
+func addPod(t *testing.T, ctx context.Context, p mesh.Pod) *rig.Pod {
+	t.Helper()
+	pod, err := w.AddPod(ctx, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Remove("pod-" + p.Name) })
+	sync_(t, ctx)
+	return pod
+}
+
+// addRow adds a registry row without a pod of ours: at the address of that one.
+func addRow(t *testing.T, ctx context.Context, name, account, ports string, at *rig.Pod) {
+	t.Helper()
+	row := *at
+	row.Name = name
+	write(t, ctx, "row-"+name, rig.PodYAML(&row, rig.PodManifest{
+		Namespace: "shop", Account: account, Ports: ports, Annotations: map[string]string{"file.aether.io/part": "endpoint"},
+	}))
+}
+
+// write puts a document into force for as long as the test lasts.
+func write(t *testing.T, ctx context.Context, name, doc string) {
+	t.Helper()
+	if err := w.Write(name, doc); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Remove(name) })
+	sync_(t, ctx)
+}
+
+func sync_(t *testing.T, ctx context.Context) {
+	t.Helper()
+	if err := w.Sync(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hops counts the connections to the mesh port of a pod by their source.
+func hops(t *testing.T, ctx context.Context, p *rig.Pod) map[netip.Addr]int {
+	t.Helper()
+	out, err := p.Command(ctx, "ss", "-Htn", "state", "established", "( sport = :18008 )").CombinedOutput()
+	if err != nil {
+		t.Fatalf("ss: %v: %s", err, out)
+	}
+	n := map[netip.Addr]int{}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		if len(f) < 4 {
+			continue
+		}
+		a, err := netip.ParseAddrPort(f[3])
+		if err != nil {
+			t.Fatalf("ss said %q: %v", line, err)
+		}
+		n[a.Addr().Unmap()]++
+	}
+	return n
+}
+
+// countSYN counts the connections that the pod tries to make to a port, from now on.
+func countSYN(t *testing.T, ctx context.Context, p *rig.Pod, port int) func() int {
+	t.Helper()
+	nft := func(script string) string {
+		cmd := p.Command(ctx, "nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(script)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("nft: %v: %s", err, out)
+		}
+		return string(out)
+	}
+	nft(fmt.Sprintf("table inet test_count { chain out { type filter hook output priority 0; tcp dport %d tcp flags syn / syn,ack counter; }; }\n", port))
+	packets := regexp.MustCompile(`counter packets (\d+)`)
+	return func() int {
+		m := packets.FindStringSubmatch(nft("list table inet test_count\n"))
+		if m == nil {
+			t.Fatal("nft lists no counter")
+		}
+		n, _ := strconv.Atoi(m[1])
+		return n
+	}
+}
+
+var callerForm = regexp.MustCompile(`URI=(\S+)$`)
+
+// TestHopIdentity: requests of two pods never share a session, whatever their order, and
+// each arrives with its own caller.
+func TestHopIdentity(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	one := addPod(t, ctx, mesh.Pod{Name: "caller-1", Account: "caller-a"})
+	two := addPod(t, ctx, mesh.Pod{Name: "caller-2", Account: "caller-b"})
+	same := addPod(t, ctx, mesh.Pod{Name: "caller-3", Account: "caller-a"})
+	path := w.app.at(t, func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, strings.Join(r.Header["X-Forwarded-Client-Cert"], "|"))
+	})
+	var all sync.WaitGroup
+	for pod, id := range map[*rig.Pod]string{one: "caller-a", two: "caller-b", same: "caller-a"} {
+		for _, h2 := range []bool{false, true} {
+			rt := transport(t, h2, pod, vip(appVIP, portH1))
+			for range 5 {
+				all.Go(func() {
+					for range 10 {
+						a, err := send(ctx, rt, "GET", "app", path, nil, "X-Forwarded-Client-Cert", "URI=spiffe://rig.test/ns/shop/sa/forged")
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if m := callerForm.FindStringSubmatch(a.body); m == nil || m[1] != "spiffe://rig.test/ns/shop/sa/"+id || strings.Contains(a.body, "|") {
+							t.Errorf("the application takes %s for %q", id, a.body)
+							return
+						}
+					}
+				})
+			}
+		}
+	}
+	all.Wait()
+	n := hops(t, ctx, w.Pod("app"))
+	t.Logf("sessions for 100 requests each, 10 at a time: %d, %d, %d", n[one.IP4], n[two.IP4], n[same.IP4])
+	for _, p := range []*rig.Pod{one, two, same} {
+		if n[p.IP4] < 1 || n[p.IP4] > 4 {
+			t.Errorf("%d sessions from %s, want 1 to 4 from the pod's own address", n[p.IP4], p.Name)
+		}
+	}
+}
+
+// TestNoCertificate: a pod without a certificate gets a reason, and nothing is dialled for
+// it; once its certificate is there it is served.
+func TestNoCertificate(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	pod := w.Pod("nocert")
+	path := w.app.at(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "served") })
+	dialled := countSYN(t, ctx, pod, 18008)
+	rt := transport(t, false, pod, vip(appVIP, portH1))
+	for range 3 {
+		a := mustSend(t, ctx, rt, "GET", "app", path, nil)
+		if a.StatusCode != 503 || !strings.Contains(a.body, "no-certificate") {
+			t.Errorf("got %d %q, want 503 and the reason", a.StatusCode, a.body)
+		}
+	}
+	c := dial(t, ctx, pod, vip(appVIP, portEcho))
+	expectReset(t, c)
+	if n := dialled(); n != 0 {
+		t.Errorf("%d connections were tried without a certificate", n)
+	}
+	// As a destination it has nothing to show either.
+	a := mustSend(t, ctx, transport(t, false, w.Pod("job"), proxyPort), "GET", "nocert.shop.aether.internal:8080", "/", nil)
+	if a.StatusCode != 503 {
+		t.Errorf("a destination without a certificate: %d %q, want 503", a.StatusCode, a.body)
+	}
+	if err := w.Issue(rig.SVIDRequest{Namespace: "shop", Account: "nocert"}); err != nil {
+		t.Fatal(err)
+	}
+	sync_(t, ctx)
+	if a := mustSend(t, ctx, rt, "GET", "app", path, nil); a.body != "served" {
+		t.Errorf("with a certificate: %d %q", a.StatusCode, a.body)
+	}
+	if dialled() == 0 {
+		t.Error("the count of connections counts nothing")
+	}
+}
+
+// TestBadEndpoints: what is wrong with an endpoint is told by a 503 and its reason, in time.
+func TestBadEndpoints(t *testing.T) {
+	ctx := within(t, time.Minute)
+	hole, err := w.Rig.AddPod(ctx, 1, "hole")
+	if err != nil {
+		t.Fatal(err)
+	}
+	drop := hole.Command(ctx, "nft", "add table inet hole; add chain inet hole in { type filter hook input priority 0; policy drop; }")
+	if out, err := drop.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+	addRow(t, ctx, "imposter-1", "imposter", "8080,9000=tcp", w.Pod("app")) // another's address
+	addRow(t, ctx, "dead-1", "dead", "8080,9000=tcp", w.out)                // nobody at 18008
+	addRow(t, ctx, "hole-1", "hole", "8080,9000=tcp", hole)                 // nothing answers
+	job := transport(t, false, w.Pod("job"), proxyPort)
+	for _, tt := range []struct {
+		name, host, reason string
+		limit              time.Duration
+		times              int
+	}{
+		{"another identity", "imposter.shop.aether.internal:8080", "wrong-peer", time.Second, 3},
+		{"nobody at the mesh port", "dead.shop.aether.internal:8080", "connect", time.Second, 3},
+		{"a black hole", "hole.shop.aether.internal:8080", "connect-timeout", 3 * time.Second, 1},
+		{"application not listening", fmt.Sprintf("%s:%d", appName, portNobody), "does not listen", time.Second, 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			before := strings.Count(proxyLog(t, 0), "hop not opened")
+			start := time.Now()
+			for i := range tt.times {
+				a := mustSend(t, ctx, job, "GET", tt.host, "/", nil)
+				if a.StatusCode != 503 || !strings.Contains(a.body, tt.reason) {
+					t.Errorf("got %d %q, want 503 and %q", a.StatusCode, a.body, tt.reason)
+				}
+				if i == 0 && time.Since(start) > tt.limit {
+					t.Errorf("took %v, must be below %v", time.Since(start), tt.limit)
+				}
+			}
+			t.Logf("%d requests made %d log lines", tt.times, strings.Count(proxyLog(t, 0), "hop not opened")-before)
+		})
+	}
+	// Never a byte to an imposter, raw TCP either.
+	write(t, ctx, "service-imposter", rig.ServiceYAML(rig.ServiceManifest{Namespace: "shop", Name: "imposter", ClusterIPs: w.ClusterIPs(90), Ports: []uint16{8080, 9000}}))
+	c := dial(t, ctx, w.Pod("web"), vip(90, 9000))
+	say(t, c, "secret")
+	expectReset(t, c)
+	b, err := w.Admin(ctx, 0, "/why?n=20&bad=1")
+	if err != nil || !strings.Contains(string(b), "wrong-peer") {
+		t.Errorf("/why does not tell of the wrong peer: %v\n%s", err, b)
+	}
+}
+
+func proxyLog(t *testing.T, node int) string {
+	t.Helper()
+	b, err := os.ReadFile(w.Proxy(node).Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// TestOneDeadEndpoint: with another endpoint that is well no request is lost, whatever its method.
+func TestOneDeadEndpoint(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	half := addPod(t, ctx, mesh.Pod{Name: "half-1", Account: "half", Node: 1, Ports: "8080"})
+	addRow(t, ctx, "half-2", "half", "8080", w.out)
+	err := w.ServeHTTP(ctx, &half.Space, local(8080), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(w, r.Body)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rt := transport(t, false, w.Pod("job"), proxyPort)
+	for i := range 20 {
+		a := mustSend(t, ctx, rt, "POST", "half.shop.aether.internal:8080", "/", strings.NewReader("body"))
+		if a.StatusCode != 200 || a.body != "body" {
+			t.Fatalf("request %d: %d %q", i+1, a.StatusCode, a.body)
+		}
+	}
+}
+
+// TestForeignPeers: nobody outside the mesh's trust domain gets past the handshake.
+func TestForeignPeers(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	other, err := rig.NewCA("other.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	forger, err := rig.NewCA("rig.test") // the same name, another key
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, req := range map[string]func() (*rig.SVID, error){
+		"another trust domain": func() (*rig.SVID, error) { return other.Issue(rig.SVIDRequest{Namespace: "shop", Account: "web"}) },
+		"a forged authority":   func() (*rig.SVID, error) { return forger.Issue(rig.SVIDRequest{Namespace: "shop", Account: "web"}) },
+		"no certificate":       func() (*rig.SVID, error) { return nil, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := &tls.Config{ServerName: "8080", InsecureSkipVerify: true, NextProtos: []string{"h2"}}
+			svid, err := req()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if svid != nil {
+				cert, err := svid.TLS()
+				if err != nil {
+					t.Fatal(err)
+				}
+				cfg.Certificates = []tls.Certificate{cert}
+			}
+			c := tls.Client(dial(t, ctx, w.out, netip.AddrPortFrom(w.Pod("app").IP4, 18008).String()), cfg)
+			if err = c.HandshakeContext(ctx); err == nil {
+				_, err = c.Read(make([]byte, 1)) // TLS 1.3: the refusal comes with the first read
+			}
+			if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("let in: %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,128 @@
+package netns
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+var stages sync.Map
+
+// TestMix: many clients of all codecs with bodies of all sizes, a part of which go away in the
+// middle, never get anything of each other's, and nothing that was whole fails.
+func TestMix(t *testing.T) {
+	ctx := within(t, time.Minute)
+	path := w.app.at(t, func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).EnableFullDuplex()
+		w.Header().Set("X-Id", r.Header.Get("X-Id"))
+		r.URL.RawQuery = ""
+		st := "begun"
+		stages.Store(r.Header.Get("X-Id"), &st)
+		if r.ContentLength == 0 {
+			w.WriteHeader(204)
+			return
+		}
+		n, err := io.Copy(w, r.Body) // echoes while it comes
+		st = fmt.Sprint("copied ", n, " ", err, " from ", r.RemoteAddr, " ", r.ContentLength, r.TransferEncoding)
+	})
+	all := blob(300 << 10)
+	var clients sync.WaitGroup
+	var whole, cut atomic.Int32
+	for i := range 16 {
+		p := pairs[i%len(pairs)]
+		from, addr := "web", vip(appVIP, p.port)
+		if i >= 8 {
+			from, addr = "job", proxyPort
+		}
+		if os.Getenv("ONLY") == "captured" {
+			from, addr = "web", vip(appVIP, p.port)
+		}
+		if os.Getenv("ONLY") == "proxy" {
+			from, addr = "job", proxyPort
+		}
+		if os.Getenv("ONLY") == "webproxy" {
+			if from == "web" {
+				addr = proxyPort
+			} else {
+				addr = proxyPort
+			}
+		}
+		rt := transport(t, p.clientH2, w.Pod(from), addr)
+		host := fmt.Sprintf("%s:%d", appName, p.port)
+		clients.Go(func() {
+			rnd := rand.New(rand.NewPCG(1, uint64(i)))
+			for k := range 60 {
+				at := rnd.IntN(len(all))
+				body := all[at:min(len(all), at+1<<rnd.IntN(19))]
+				if rnd.IntN(8) == 0 {
+					body = nil
+				}
+				var in io.Reader = bytes.NewReader(body)
+				if rnd.IntN(2) == 0 && len(body) > 0 {
+					in = unknown{in}
+				}
+				id := fmt.Sprint(i, "/", k)
+				if rnd.IntN(6) == 0 && len(body) > 0 && os.Getenv("NOCUT") == "" {
+					call, cancel := context.WithCancel(ctx)
+					r := &stops{Reader: in, left: rnd.IntN(len(body) + 1), stop: cancel}
+					if a, err := send(call, rt, "POST", host, path+"?cut"+id, r, "X-Id", id); err == nil && a.body != string(body) {
+						t.Errorf("%s %s: a call that was given up got %d bytes of %d as a whole answer", p.name, id, len(a.body), len(body))
+					}
+					cancel()
+					cut.Add(1)
+					continue
+				}
+				call, cancel := context.WithTimeout(ctx, patience)
+				a, err := send(call, rt, "POST", host, path+"?"+id, in, "X-Id", id)
+				cancel()
+				switch {
+				case err != nil:
+					t.Errorf("%s %s of %d bytes: %v", p.name, id, len(body), err)
+					st, ok := stages.Load(id)
+					if ok {
+						t.Log("app: ", *st.(*string))
+					} else {
+						t.Log("app never saw it")
+					}
+					for n := range 2 {
+						for line := range strings.Lines(proxyLog(t, n)) {
+							if strings.Contains(line, "?"+id+" ") || strings.Contains(line, "?"+id+"\"") {
+								t.Log(n, strings.TrimSpace(line))
+							}
+						}
+					}
+					return
+				case a.body != string(body) || a.Header.Get("X-Id") != id:
+					t.Errorf("%s %s: got %d, id %s and %d bytes, want %d", p.name, id, a.StatusCode, a.Header.Get("X-Id"), len(a.body), len(body))
+				}
+				whole.Add(1)
+			}
+		})
+	}
+	clients.Wait()
+	t.Logf("%d calls, %d given up", whole.Load(), cut.Load())
+}
+
+// stops calls stop when so much has been read, and then waits no more.
+type stops struct {
+	io.Reader
+	left int
+	stop func()
+}
+
+func (s *stops) Read(b []byte) (int, error) {
+	n, err := s.Reader.Read(b[:max(1, min(len(b), s.left))])
+	if s.left -= n; s.left <= 0 {
+		s.stop()
+	}
+	return n, err
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package peer
+
+func init() { buildFlags = append(buildFlags, "-race") }
