@@ -197,7 +197,11 @@ func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 		}
 		return Verdict{Action: Refuse, Reason: UnknownSNI}
 	}
-	p, ok := pod.Port(f.Dst.Port())
+	port := f.Dst.Port()
+	if port == 0 { // no server name, tolerated of Envoy-based peers (contract 6.2)
+		port = pod.DefaultPort
+	}
+	p, ok := pod.Port(port)
 	if !ok || p.Class != model.HTTP && p.Class != model.TCP {
 		if t != nil {
 			t.add("%s declares no HTTP or TCP port %d", pod.Rule, f.Dst.Port())

@@ -49,7 +49,7 @@ const (
 	maxWaiters  = 1024            // requests that wait for one hop to be dialled
 	maxSessions = 4               // hop sessions a key (design 4.7)
 	maxIdleApp  = 256             // idle connections to one port of one application
-	lingerBytes = 1 << 20
+	lingerBytes = 64 << 20
 	lingerTime  = int64(2 * time.Second)
 	headTime    = int64(15 * time.Second) // first byte of a head to its last
 	idleDown    = int64(5 * time.Minute)  // downstream connection without a request

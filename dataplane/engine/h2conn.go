@@ -37,7 +37,7 @@ type h2conn struct {
 // h2stream is one stream's adapter between http2 and exchange.
 type h2stream struct {
 	c        *h2conn
-	s        *http2.Stream
+	s        *http2.Stream // nil once it is over on the wire: it is another request's by then
 	x        *exchange.Exchange
 	pend     []byte // received data that the exchange refused
 	trailers []httpmsg.Field
@@ -387,6 +387,7 @@ func (c *h2conn) OnData(s *http2.Stream, p []byte, end bool) {
 	if len(st.pend) > 0 { // bounded by the window we gave
 		st.pend = append(st.pend, p...)
 		st.pendEnd = end
+		st.over()
 		return
 	}
 	n := st.offer(p, end)
@@ -396,6 +397,7 @@ func (c *h2conn) OnData(s *http2.Stream, p []byte, end bool) {
 	if n < len(p) {
 		st.pend = append(st.pend[:0], p[n:]...)
 		st.pendEnd = end
+		st.over()
 		return
 	}
 	if end {
@@ -412,7 +414,7 @@ func (st *h2stream) offer(p []byte, end bool) int {
 	} else {
 		n = st.x.RequestData(p, end)
 	}
-	if !st.dead && n > 0 {
+	if !st.dead && n > 0 && st.s != nil {
 		st.s.Credit(n)
 		st.c.mark()
 	}
@@ -431,6 +433,7 @@ func (c *h2conn) OnTrailers(s *http2.Stream, f []httpmsg.Field) {
 		for _, t := range f {
 			st.trailers = append(st.trailers, httpmsg.Field{Name: append([]byte(nil), t.Name...), Value: append([]byte(nil), t.Value...)})
 		}
+		st.over()
 		return
 	}
 	if !st.dead {
@@ -545,11 +548,26 @@ func (st *h2stream) finish() {
 	}
 }
 
+// over lets go of the stream once both directions have ended on the wire. What
+// was received and waits in pend does not need it: its window is given back by Reap.
+func (st *h2stream) over() {
+	if st.local && (st.remote || st.pendEnd || st.pendTr) {
+		st.leave()
+	}
+}
+
+func (st *h2stream) leave() {
+	if st.s != nil {
+		st.s.User = nil
+		st.s = nil
+	}
+}
+
 // release detaches the adapter from its stream.
 func (st *h2stream) release() {
 	st.dead = true
 	st.x = nil
-	st.s.User = nil
+	st.leave()
 	st.c.l.deadSt = append(st.c.l.deadSt, st)
 	st.c.l.wantReap()
 }
@@ -591,7 +609,9 @@ func (st *h2stream) ended(end bool) {
 	st.local = true
 	if !st.c.client && st.remote {
 		st.finish()
+		return
 	}
+	st.over()
 }
 
 // Resume is exchange.Stream.
@@ -629,7 +649,9 @@ func (st *h2stream) Abort(code exchange.Code) {
 	if st.dead {
 		return
 	}
-	st.s.Reset(toH2(code, st.c.client))
+	if st.s != nil {
+		st.s.Reset(toH2(code, st.c.client))
+	}
 	st.c.mark()
 	st.c.wantReap()
 	st.finish()

@@ -197,6 +197,7 @@ type svc struct {
 	done     atomic.Int64
 	codes    [16]atomic.Int64 // of Failed
 	last     atomic.Pointer[string]
+	silent   bool // keep no last
 }
 
 func (s *svc) send(x *exchange.Exchange) {
@@ -233,6 +234,9 @@ func (s *svc) Failed(x *exchange.Exchange, c exchange.Code) {
 
 func (s *svc) Done(x *exchange.Exchange) {
 	s.done.Add(1)
+	if s.silent {
+		return
+	}
 	how := fmt.Sprintf("%s %s %d", x.Ended, x.Code, x.Status)
 	s.last.Store(&how)
 }

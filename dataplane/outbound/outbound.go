@@ -244,7 +244,7 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 			h.Add(hdrProto, h.Scheme)
 		}
 		rq.v.ApplyRequest(h)
-		o.send(x, c, rq)
+		o.send(x, c, rq, c.st.pick(snap.Endpoints(rq.v.Backend), c.pod, rq))
 	case decide.Passthrough:
 		// Not the mesh's: it goes where it was dialled, in the client's own version.
 		c.passed = true
@@ -302,10 +302,8 @@ func (o *Outbound) requestID(x *exchange.Exchange, rq *reqState) {
 	x.Req.Add(hdrRequestID, rq.reqID[:])
 }
 
-// send picks an endpoint and gives the request to its hop.
-func (o *Outbound) send(x *exchange.Exchange, c *conn, rq *reqState) {
-	set := rq.snap.Endpoints(rq.v.Backend)
-	e := c.st.pick(set, c.pod, rq)
+// send gives the request to the hop of e; nil: there is no endpoint.
+func (o *Outbound) send(x *exchange.Exchange, c *conn, rq *reqState, e *snapshot.Endpoint) {
 	if e == nil {
 		o.fail(x, rq, "no-endpoint", "no healthy endpoint serves "+rq.v.Backend.Name)
 		return
@@ -334,28 +332,24 @@ func (rq *reqState) release() {
 	}
 }
 
-// pick chooses an endpoint, another one than those already tried where there is one.
+// pick chooses an endpoint, none of those already tried; nil: there is no other.
 func (st *loopState) pick(set *snapshot.EndpointSet, p *Pod, rq *reqState) *snapshot.Endpoint {
-	for try := 0; ; try++ {
-		i := balance.Pick(set, func(i int) uint32 {
-			e := set.At(i)
-			if h := st.hops[hopKey{p, e.Addr, rq.v.Backend.Port, e.SPIFFEID}]; h != nil {
-				return h.load
-			}
-			return 0
-		}, st.rnd.Uint32())
-		if i < 0 {
-			return nil
-		}
+	i := balance.Pick(set, func(i int) uint32 {
 		e := set.At(i)
-		again := false
 		for _, a := range rq.tried[:min(rq.attempt, len(rq.tried))] {
-			again = again || a == e.Addr
+			if a == e.Addr {
+				return balance.Excluded
+			}
 		}
-		if !again || try >= 3 {
-			return e
+		if h := st.hops[hopKey{p, e.Addr, rq.v.Backend.Port, e.SPIFFEID}]; h != nil {
+			return h.load
 		}
+		return 0
+	}, st.rnd.Uint32())
+	if i < 0 {
+		return nil
 	}
+	return set.At(i)
 }
 
 // fail answers 503 with a reason for people; its kind goes to the journal.
@@ -438,10 +432,14 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	}
 	// Nothing of it was processed: another host may have it (contract 5.7).
 	if (code == exchange.Refused || code == exchange.Connect) && rq.attempt < len(rq.tried) && x.Replayable() {
+		e := c.st.pick(rq.snap.Endpoints(rq.v.Backend), c.pod, rq)
+		if e == nil && code == exchange.Refused {
+			e = rq.endpoint // it gave up one session, and may take another
+		}
 		var none *mtls.NoCertificate // trying elsewhere cannot mend that
-		if !errors.As(x.Cause, &none) {
+		if e != nil && !errors.As(x.Cause, &none) {
 			x.Cause = nil
-			o.send(x, c, rq)
+			o.send(x, c, rq, e)
 			return
 		}
 	}

@@ -120,7 +120,7 @@ func tails() {
 
 // up builds the mesh and starts it.
 func (w *world) up(ctx context.Context) (err error) {
-	if w.Mesh, err = mesh.New(ctx, mesh.Options{Proxy: w.binary, IPv6: true, Args: []string{"--access-log"}}); err != nil {
+	if w.Mesh, err = mesh.New(ctx, mesh.Options{Proxy: w.binary, IPv6: true}); err != nil {
 		return err
 	}
 	if w.out, err = w.Rig.AddPod(ctx, 1, "out"); err != nil {
