@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"io"
+	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -474,6 +476,14 @@ type SocketPool interface {
 	Get(v6 bool) (fd int, ok bool)
 	// Request calls on, from any goroutine, with a socket or an error, soon.
 	Request(v6 bool, on func(fd int, err error))
+}
+
+// Sockets makes sockets in a pod's network namespace, marked so that capture
+// leaves what is dialled with them alone.
+type Sockets interface {
+	SocketPool
+	// Connect connects from the pod's namespace until ctx ends.
+	Connect(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
 }
 
 // appPool is owned by a loop.

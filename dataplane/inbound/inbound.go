@@ -19,7 +19,6 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,9 +57,7 @@ type Inbound struct {
 	cfg   Config
 	log   *slog.Logger
 	quiet *telemetry.Quiet
-
-	mu    sync.Mutex
-	loops map[*engine.Loop]*loopState // guarded by mu
+	loops engine.PerLoop[loopState]
 }
 
 // New makes an Inbound.
@@ -68,14 +65,13 @@ func New(cfg Config) *Inbound {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Inbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil), loops: map[*engine.Loop]*loopState{}}
-}
-
-// Sockets makes sockets in the pod's namespace.
-type Sockets interface {
-	engine.SocketPool
-	// Connect connects from the pod's namespace until ctx ends.
-	Connect(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+	in := &Inbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil)}
+	in.loops.Make = func(*engine.Loop) *loopState {
+		st := &loopState{}
+		st.pool.Service = in
+		return st
+	}
+	return in
 }
 
 // Pod is a workload that is delivered to. Its fields are not changed once it is used.
@@ -87,25 +83,13 @@ type Pod struct {
 	Account   string
 	ID        spiffeid.ID
 	Local     *meshhop.Local
-	Sockets   Sockets
+	Sockets   engine.Sockets
 }
 
 // loopState is what the inbound side keeps on one loop.
 type loopState struct {
 	pool exchange.Pool
 	end  journal.Entry // scratch: observers copy what they keep
-}
-
-func (in *Inbound) state(l *engine.Loop) *loopState {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	st := in.loops[l]
-	if st == nil {
-		st = &loopState{}
-		st.pool.Service = in
-		in.loops[l] = st
-	}
-	return st
 }
 
 // conn is one connection of a caller.
@@ -188,7 +172,7 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 		return
 	}
 	home := p.Engine.Home()
-	c.st = in.state(home)
+	c.st = in.loops.Get(home)
 	c.info = engine.ConnInfo{Pod: p.Engine, Loop: home, Pool: &c.st.pool, User: c}
 	c.flow.Sniff = model.SniffHTTP11
 	serve := home.ServeHTTP1

@@ -15,10 +15,8 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"strconv"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -52,9 +50,7 @@ type Outbound struct {
 	cfg   Config
 	log   *slog.Logger
 	quiet *telemetry.Quiet
-
-	mu    sync.Mutex
-	loops map[*engine.Loop]*loopState // guarded by mu
+	loops engine.PerLoop[loopState]
 }
 
 // New makes an Outbound.
@@ -62,7 +58,13 @@ func New(cfg Config) *Outbound {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Outbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil), loops: map[*engine.Loop]*loopState{}}
+	o := &Outbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil)}
+	o.loops.Make = func(l *engine.Loop) *loopState {
+		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+		st.pool.Service = o
+		return st
+	}
+	return o
 }
 
 // Pod is a workload whose egress is served. Its fields are not changed once it is used.
@@ -73,14 +75,7 @@ type Pod struct {
 	Namespace string
 	Account   string
 	ID        spiffeid.ID
-	Sockets   Sockets
-}
-
-// Sockets makes sockets in the pod's namespace, marked so that capture leaves them alone.
-type Sockets interface {
-	engine.SocketPool
-	// Connect connects from the pod's namespace until ctx ends.
-	Connect(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
+	Sockets   engine.Sockets
 }
 
 // loopState is what the outbound side keeps on one loop.
@@ -104,18 +99,6 @@ type hopKey struct {
 type hopState struct {
 	hop  *engine.Hop
 	load uint32 // requests under way
-}
-
-func (o *Outbound) state(l *engine.Loop) *loopState {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	st := o.loops[l]
-	if st == nil {
-		st = &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
-		st.pool.Service = o
-		o.loops[l] = st
-	}
-	return st
 }
 
 // conn is one downstream connection.
@@ -162,7 +145,7 @@ func (o *Outbound) AcceptProxy(p *Pod) engine.Accept {
 }
 
 func (o *Outbound) accept(l *engine.Loop, fd int, p *Pod, dir model.Direction, dst netip.AddrPort) {
-	st := o.state(l)
+	st := o.loops.Get(l)
 	c := &conn{o: o, pod: p, st: st, start: l.Now()}
 	c.info = engine.ConnInfo{Pod: p.Engine, Loop: l, Pool: &st.pool, User: c}
 	c.flow = model.Flow{Namespace: p.Namespace, Workload: p.Account, Container: p.Container, Dir: dir, Dst: model.OrigDst{AddrPort: dst}}
@@ -503,18 +486,14 @@ func (o *Outbound) Swept(snap *snapshot.Snapshot) {
 			there[target{e.Addr, e.SPIFFEID}] = struct{}{}
 		}
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for l, st := range o.loops {
-		_ = l.Post(func() { // a loop that has ended has no sessions
-			for k, h := range st.hops {
-				if _, ok := there[target{k.addr, k.pin}]; !ok {
-					delete(st.hops, k)
-					h.hop.Close(errEndpointGone)
-				}
+	o.loops.Each(func(st *loopState) {
+		for k, h := range st.hops {
+			if _, ok := there[target{k.addr, k.pin}]; !ok {
+				delete(st.hops, k)
+				h.hop.Close(errEndpointGone)
 			}
-		})
-	}
+		}
+	})
 }
 
 var errEndpointGone = errors.New("the endpoint left the registry")
