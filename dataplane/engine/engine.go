@@ -54,6 +54,7 @@ const (
 	headTime    = int64(15 * time.Second) // first byte of a head to its last
 	idleDown    = int64(5 * time.Minute)  // downstream connection without a request
 	idleStream  = int64(5 * time.Minute)  // exchange without a byte either way
+	trimAfter   = int64(2 * time.Second)  // an HTTP/2 connection without a stream gives its memory back
 	idleHop     = int64(30 * time.Second) // hop session without a stream
 	idleApp     = int64(5 * time.Minute)  // idle connection to the application
 	connectTime = int64(5 * time.Second)  // delivery connect (contract 6.5)
@@ -76,6 +77,8 @@ type Engine struct {
 	pods  map[*Pod]struct{}
 	wg    sync.WaitGroup
 	run   bool
+	ctx   context.Context // ends with Run
+	stop  context.CancelFunc
 }
 
 // New makes an engine with one loop, which starts with Run.
@@ -90,6 +93,7 @@ func New(cfg Config) (*Engine, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	e := &Engine{cfg: cfg, log: cfg.Log, pods: map[*Pod]struct{}{}}
+	e.ctx, e.stop = context.WithCancel(context.Background())
 	if _, err := e.addLoop(); err != nil {
 		return nil, err
 	}
@@ -133,9 +137,9 @@ func (e *Engine) Run(ctx context.Context) {
 	for n := 0; ; n++ {
 		select {
 		case <-ctx.Done():
+			e.stop() // dials under way, which are waited for below
 			e.mu.Lock()
 			for _, l := range e.loops {
-				_ = l.Post(l.closeHops) // and end the dials under way, which Run waits for
 				l.Stop()
 			}
 			e.mu.Unlock()
@@ -416,12 +420,6 @@ func (e *Engine) RemovePod(p *Pod) {
 
 // Owned is a source that ends with its pod: RemovePod calls its Fail.
 type Owned interface{ Owner() *Pod }
-
-func (l *Loop) closeHops() {
-	for h := range l.hops {
-		h.Close(reactor.ErrClosed)
-	}
-}
 
 func (p *Pod) removed() bool {
 	p.mu.Lock()

@@ -165,7 +165,7 @@ func (c *h2conn) Run() {
 		c.pump()
 		return
 	}
-	now := c.l.Now()
+	quiet := c.l.Now() - c.active
 	limit := idleDown
 	if c.client {
 		limit = idleHop
@@ -177,8 +177,11 @@ func (c *h2conn) Run() {
 	switch {
 	case c.connecting:
 		c.end(exchange.Connect)
-	case now-c.active < limit:
-		c.l.Arm(&c.timer, c, limit-(now-c.active))
+	case !busy && quiet < trimAfter:
+		c.l.Arm(&c.timer, c, trimAfter-quiet)
+	case quiet < limit:
+		c.h2.Idle() // does nothing with streams open
+		c.l.Arm(&c.timer, c, limit-quiet)
 	case busy:
 		c.end(exchange.Timeout)
 	case c.closing: // GOAWAY did not get out
@@ -337,10 +340,11 @@ func (c *h2conn) Flush() {
 		return
 	}
 	if c.h2.Streams() == 0 {
-		c.h2.Idle()
 		if c.closing || c.goaway && c.client {
 			c.end(exchange.NoError)
+			return
 		}
+		c.l.Arm(&c.timer, c, trimAfter) // the next request may come at once: what it needs is kept so long
 	}
 }
 

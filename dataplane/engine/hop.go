@@ -97,7 +97,7 @@ func (h *Hop) more() {
 		return
 	}
 	h.dialing = true
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(h.l.eng.ctx)
 	h.cancel = cancel
 	h.l.eng.wg.Go(func() {
 		fd, rec, life, err := h.dial(ctx)
@@ -125,9 +125,9 @@ func (h *Hop) dialled(fd int, rec record.Conn, life time.Duration, err error) {
 			return
 		}
 	}
-	q := h.waiters
-	h.waiters = nil
-	for _, w := range q {
+	for n := len(h.waiters); n > 0; n-- { // those that are here now: one that failed may come again
+		w := h.waiters[0]
+		h.waiters = h.waiters[1:]
 		if w.alive() {
 			w.x.Cause = err
 			w.x.ResponseGone(exchange.Connect)

@@ -53,7 +53,7 @@ func TestLimitsOfTime(t *testing.T) {
 			s.seen(t, func(c *h1server) bool { return c.w > c.r })
 		}, want: "HTTP/1.1 408 "},
 		{name: "kept alive after a request", limit: idleDown, begin: func(t *testing.T, s *stage, v *svc, c *net.TCPConn) {
-			v.request = local
+			s.onLoop(func(*Loop) { v.request = local })
 			io.WriteString(c, "HEAD / HTTP/1.1\r\nHost: a\r\n\r\n")
 			if _, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: "HEAD"}); err != nil {
 				t.Fatal(err)
@@ -481,6 +481,8 @@ func TestRemovePod(t *testing.T) {
 		if b, d := v.begun.Load(), v.done.Load(); b != d {
 			t.Errorf("%d exchanges began, %d are done", b, d)
 		}
+		s.unlisten(a1)
+		s.unlisten(a2)
 		close(stop)
 		wg.Wait()
 		if n := pod.Conns(); n != 0 {

@@ -36,7 +36,7 @@ type stage struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	panics uint64 // that the test means to happen
-	lns    []int
+	lns    map[string]int
 }
 
 // eventually waits for something that nothing announces.
@@ -116,8 +116,18 @@ func (s *stage) listen(pod *Pod, accept Accept) string {
 	if err := pod.Listen(fd, accept); err != nil {
 		s.t.Fatal(err)
 	}
-	s.lns = append(s.lns, fd)
-	return fmt.Sprintf("127.0.0.1:%d", sa.(*unix.SockaddrInet4).Port)
+	addr := fmt.Sprintf("127.0.0.1:%d", sa.(*unix.SockaddrInet4).Port)
+	if s.lns == nil {
+		s.lns = map[string]int{}
+	}
+	s.lns[addr] = fd
+	return addr
+}
+
+// unlisten closes a listening socket, whose pod has been removed.
+func (s *stage) unlisten(addr string) {
+	unix.Close(s.lns[addr])
+	delete(s.lns, addr)
 }
 
 // front serves HTTP/1 (or HTTP/2) of a pod by svc.

@@ -455,7 +455,14 @@ func (x *Exchange) ResponseGone(c Code) {
 	}
 	x.handled = false
 	x.Code = c
+	told := false
+	defer func() {
+		if !told { // the service panicked: nobody else ends what the client waits for
+			x.finish(Proxy, Internal, true)
+		}
+	}()
 	x.svc.Failed(x, c)
+	told = true
 	if !x.handled && !x.over {
 		var h httpmsg.Head
 		h.Status = 503

@@ -910,6 +910,7 @@ func (d *driver2) OnData(s *http2.Stream, p []byte, end bool) {
 	if len(a.pend) > 0 {
 		a.pend = append(a.pend, p...)
 		a.pendEnd = end
+		a.leave()
 		return
 	}
 	n := a.offer(p, end)
@@ -918,6 +919,7 @@ func (d *driver2) OnData(s *http2.Stream, p []byte, end bool) {
 	}
 	if n < len(p) {
 		a.pend, a.pendEnd = append(a.pend[:0], p[n:]...), end
+		a.leave()
 		return
 	}
 	if end {
@@ -933,7 +935,7 @@ func (a *adapter) offer(p []byte, end bool) int {
 	} else {
 		n = a.x.RequestData(p, end)
 	}
-	if !a.dead {
+	if !a.dead && a.s != nil {
 		a.s.Credit(n)
 	}
 	return n
@@ -949,6 +951,7 @@ func (d *driver2) OnTrailers(s *http2.Stream, f []httpmsg.Field) {
 		for _, t := range f {
 			a.trailers = append(a.trailers, httpmsg.Field{Name: bytes.Clone(t.Name), Value: bytes.Clone(t.Value)})
 		}
+		a.leave()
 		return
 	}
 	if !a.dead {
@@ -1015,6 +1018,16 @@ func (a *adapter) ended() {
 	a.local = true
 	if !a.up && a.remote {
 		a.finish()
+		return
+	}
+	a.leave()
+}
+
+// leave lets go of a stream that is over on the wire: Reap gives it to another request.
+func (a *adapter) leave() {
+	if a.s != nil && a.local && (a.remote || a.pendEnd || a.pendTr) {
+		a.s.User = nil
+		a.s = nil
 	}
 }
 
@@ -1082,7 +1095,9 @@ func (a *adapter) Abort(c exchange.Code) {
 	if c == exchange.NoError && !a.up {
 		code = http2.NoError
 	}
-	a.s.Reset(code)
+	if a.s != nil {
+		a.s.Reset(code)
+	}
 	a.finish()
 }
 

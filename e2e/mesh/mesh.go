@@ -89,6 +89,9 @@ type Pod struct {
 	Ports       string // endpoint.aether.io/ports
 	Annotations map[string]string
 	NoSVID      bool // no certificate is made for it (the mesh's authority only)
+	// Prepare, if not nil, is called before the pod's document is written: applications
+	// that it starts are there before the first request can be.
+	Prepare func(*rig.Pod) error
 }
 
 // AddPod makes a pod that the mesh manages, gives it its certificate and writes
@@ -107,6 +110,11 @@ func (m *Mesh) AddPod(ctx context.Context, p Pod) (*rig.Pod, error) {
 	m.mu.Lock()
 	m.pods[p.Name] = pod
 	m.mu.Unlock()
+	if p.Prepare != nil {
+		if err := p.Prepare(pod); err != nil {
+			return nil, err
+		}
+	}
 	return pod, m.Write("pod-"+p.Name, rig.PodYAML(pod, rig.PodManifest{
 		Namespace: p.Namespace, Account: p.Account, Ports: p.Ports, Annotations: p.Annotations,
 	}))

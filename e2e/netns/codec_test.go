@@ -239,7 +239,7 @@ func TestEmptyBodyWaits(t *testing.T) {
 		_, err := io.Copy(io.Discard, r.Body)
 		fmt.Fprint(w, "read to the end: ", err)
 	})
-	c := &h1conn{dial(t, ctx, w.Pod("cold"), vip(appVIP, portH1)), nil, t}
+	c := &h1conn{dial(t, ctx, addPod(t, ctx, mesh.Pod{Name: "cold"}), vip(appVIP, portH1)), nil, t}
 	c.r = bufio.NewReader(c)
 	c.send("POST %s HTTP/1.1\r\nHost: app\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", path)
 	if a := c.response("POST"); a.body != "read to the end: <nil>" {
@@ -470,6 +470,31 @@ func TestRequestID(t *testing.T) {
 		}
 		if a := mustSend(t, ctx, rt, "GET", host, path, nil); a.Header.Get("X-Aether-Outcome") != "" {
 			t.Errorf("the client was sent the outcome %q", a.Header.Get("X-Aether-Outcome"))
+		}
+	})
+}
+
+// TestBigFields: fields of 20 kB, and many of them, pass in both directions.
+func TestBigFields(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, ctx context.Context, rt *http.Transport, host string) {
+		big := strings.Repeat("0123456789abcdef", 20<<10/16)
+		path := w.app.at(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("X-Back", r.Header.Get("X-Big"))
+			for i := range 60 {
+				w.Header().Add("X-Many", r.Header.Get(fmt.Sprint("X-Many-", i)))
+			}
+		})
+		header := []string{"X-Big", big}
+		for i := range 60 {
+			header = append(header, fmt.Sprint("X-Many-", i), fmt.Sprint("value ", i))
+		}
+		for range 2 {
+			a := mustSend(t, ctx, rt, "GET", host, path, nil, header...)
+			many := a.Header["X-Many"]
+			if a.StatusCode != 200 || a.Header.Get("X-Back") != big || len(many) != 60 || many[59] != "value 59" {
+				t.Errorf("got %d, %d bytes and %d fields back", a.StatusCode, len(a.Header.Get("X-Back")), len(many))
+			}
 		}
 	})
 }

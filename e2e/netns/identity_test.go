@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,15 +22,21 @@ import (
 	"aether/e2e/rig"
 )
 
-// addPod adds a managed pod for this test and syncs.
+// serial makes names that no other run of a test has.
+var serial atomic.Int32
+
+func unique(name string) string { return fmt.Sprintf("%s-u%d", name, serial.Add(1)) }
+
+// addPod adds a managed pod for this test, its name made unique, and syncs.
 func addPod(t *testing.T, ctx context.Context, p mesh.Pod) *rig.Pod {
 	t.Helper()
+	p.Account, p.Name = cmp.Or(p.Account, p.Name), unique(p.Name)
 	pod, err := w.AddPod(ctx, p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.Remove("pod-" + p.Name) })
-	sync_(t, ctx)
+	settle(t, ctx)
 	return pod
 }
 
@@ -49,24 +57,24 @@ func write(t *testing.T, ctx context.Context, name, doc string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.Remove(name) })
-	sync_(t, ctx)
+	settle(t, ctx)
 }
 
-func sync_(t *testing.T, ctx context.Context) {
+// settle waits until everything written is in force.
+func settle(t *testing.T, ctx context.Context) {
 	t.Helper()
 	if err := w.Sync(ctx); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// hops counts the connections to the mesh port of a pod by their source.
-func hops(t *testing.T, ctx context.Context, p *rig.Pod) map[netip.Addr]int {
+// hops are the connections to the mesh port of a pod, by their source.
+func hops(t *testing.T, ctx context.Context, p *rig.Pod) (from []netip.AddrPort) {
 	t.Helper()
 	out, err := p.Command(ctx, "ss", "-Htn", "state", "established", "( sport = :18008 )").CombinedOutput()
 	if err != nil {
 		t.Fatalf("ss: %v: %s", err, out)
 	}
-	n := map[netip.Addr]int{}
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)
 		if len(f) < 4 {
@@ -76,27 +84,30 @@ func hops(t *testing.T, ctx context.Context, p *rig.Pod) map[netip.Addr]int {
 		if err != nil {
 			t.Fatalf("ss said %q: %v", line, err)
 		}
-		n[a.Addr().Unmap()]++
+		from = append(from, netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
 	}
-	return n
+	return from
+}
+
+// nft runs a script in the pod's namespace.
+func nft(t *testing.T, ctx context.Context, p *rig.Pod, script string) string {
+	t.Helper()
+	cmd := p.Command(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(script + "\n")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+	return string(out)
 }
 
 // countSYN counts the connections that the pod tries to make to a port, from now on.
 func countSYN(t *testing.T, ctx context.Context, p *rig.Pod, port int) func() int {
 	t.Helper()
-	nft := func(script string) string {
-		cmd := p.Command(ctx, "nft", "-f", "-")
-		cmd.Stdin = strings.NewReader(script)
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("nft: %v: %s", err, out)
-		}
-		return string(out)
-	}
-	nft(fmt.Sprintf("table inet test_count { chain out { type filter hook output priority 0; tcp dport %d tcp flags syn / syn,ack counter; }; }\n", port))
+	nft(t, ctx, p, fmt.Sprintf("table inet test_count { chain out { type filter hook output priority 0; tcp dport %d tcp flags syn / syn,ack counter; }; }", port))
 	packets := regexp.MustCompile(`counter packets (\d+)`)
 	return func() int {
-		m := packets.FindStringSubmatch(nft("list table inet test_count\n"))
+		m := packets.FindStringSubmatch(nft(t, ctx, p, "list table inet test_count"))
 		if m == nil {
 			t.Fatal("nft lists no counter")
 		}
@@ -140,7 +151,10 @@ func TestHopIdentity(t *testing.T) {
 		}
 	}
 	all.Wait()
-	n := hops(t, ctx, w.Pod("app"))
+	n := map[netip.Addr]int{}
+	for _, a := range hops(t, ctx, w.Pod("app")) {
+		n[a.Addr()]++
+	}
 	t.Logf("sessions for 100 requests each, 10 at a time: %d, %d, %d", n[one.IP4], n[two.IP4], n[same.IP4])
 	for _, p := range []*rig.Pod{one, two, same} {
 		if n[p.IP4] < 1 || n[p.IP4] > 4 {
@@ -154,7 +168,8 @@ func TestHopIdentity(t *testing.T) {
 func TestNoCertificate(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, patience)
-	pod := w.Pod("nocert")
+	account := unique("nocert")
+	pod := addPod(t, ctx, mesh.Pod{Name: account, NoSVID: true})
 	path := w.app.at(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "served") })
 	dialled := countSYN(t, ctx, pod, 18008)
 	rt := transport(t, false, pod, vip(appVIP, portH1))
@@ -164,20 +179,19 @@ func TestNoCertificate(t *testing.T) {
 			t.Errorf("got %d %q, want 503 and the reason", a.StatusCode, a.body)
 		}
 	}
-	c := dial(t, ctx, pod, vip(appVIP, portEcho))
-	expectReset(t, c)
+	expectRefused(t, ctx, pod, vip(appVIP, portEcho), "")
 	if n := dialled(); n != 0 {
 		t.Errorf("%d connections were tried without a certificate", n)
 	}
 	// As a destination it has nothing to show either.
-	a := mustSend(t, ctx, transport(t, false, w.Pod("job"), proxyPort), "GET", "nocert.shop.aether.internal:8080", "/", nil)
+	a := mustSend(t, ctx, transport(t, false, w.Pod("job"), proxyPort), "GET", account+".shop.aether.internal:8080", "/", nil)
 	if a.StatusCode != 503 {
 		t.Errorf("a destination without a certificate: %d %q, want 503", a.StatusCode, a.body)
 	}
-	if err := w.Issue(rig.SVIDRequest{Namespace: "shop", Account: "nocert"}); err != nil {
+	if err := w.Issue(rig.SVIDRequest{Namespace: "shop", Account: account}); err != nil {
 		t.Fatal(err)
 	}
-	sync_(t, ctx)
+	settle(t, ctx)
 	if a := mustSend(t, ctx, rt, "GET", "app", path, nil); a.body != "served" {
 		t.Errorf("with a certificate: %d %q", a.StatusCode, a.body)
 	}
@@ -189,14 +203,11 @@ func TestNoCertificate(t *testing.T) {
 // TestBadEndpoints: what is wrong with an endpoint is told by a 503 and its reason, in time.
 func TestBadEndpoints(t *testing.T) {
 	ctx := within(t, time.Minute)
-	hole, err := w.Rig.AddPod(ctx, 1, "hole")
+	hole, err := w.Rig.AddPod(ctx, 1, unique("hole"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	drop := hole.Command(ctx, "nft", "add table inet hole; add chain inet hole in { type filter hook input priority 0; policy drop; }")
-	if out, err := drop.CombinedOutput(); err != nil {
-		t.Fatalf("nft: %v: %s", err, out)
-	}
+	nft(t, ctx, hole, "table inet hole { chain in { type filter hook input priority 0; policy drop; }; }")
 	addRow(t, ctx, "imposter-1", "imposter", "8080,9000=tcp", w.Pod("app")) // another's address
 	addRow(t, ctx, "dead-1", "dead", "8080,9000=tcp", w.out)                // nobody at 18008
 	addRow(t, ctx, "hole-1", "hole", "8080,9000=tcp", hole)                 // nothing answers
@@ -228,9 +239,7 @@ func TestBadEndpoints(t *testing.T) {
 	}
 	// Never a byte to an imposter, raw TCP either.
 	write(t, ctx, "service-imposter", rig.ServiceYAML(rig.ServiceManifest{Namespace: "shop", Name: "imposter", ClusterIPs: w.ClusterIPs(90), Ports: []uint16{8080, 9000}}))
-	c := dial(t, ctx, w.Pod("web"), vip(90, 9000))
-	say(t, c, "secret")
-	expectReset(t, c)
+	expectRefused(t, ctx, w.Pod("web"), vip(90, 9000), "secret")
 	b, err := w.Admin(ctx, 0, "/why?n=20&bad=1")
 	if err != nil || !strings.Contains(string(b), "wrong-peer") {
 		t.Errorf("/why does not tell of the wrong peer: %v\n%s", err, b)
@@ -250,14 +259,12 @@ func proxyLog(t *testing.T, node int) string {
 func TestOneDeadEndpoint(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, patience)
-	half := addPod(t, ctx, mesh.Pod{Name: "half-1", Account: "half", Node: 1, Ports: "8080"})
+	addPod(t, ctx, mesh.Pod{Name: "half-1", Account: "half", Node: 1, Ports: "8080", Prepare: func(p *rig.Pod) error {
+		return w.ServeHTTP(ctx, &p.Space, local(8080), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(w, r.Body)
+		}))
+	}})
 	addRow(t, ctx, "half-2", "half", "8080", w.out)
-	err := w.ServeHTTP(ctx, &half.Space, local(8080), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(w, r.Body)
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
 	rt := transport(t, false, w.Pod("job"), proxyPort)
 	for i := range 20 {
 		a := mustSend(t, ctx, rt, "POST", "half.shop.aether.internal:8080", "/", strings.NewReader("body"))
@@ -305,5 +312,106 @@ func TestForeignPeers(t *testing.T) {
 				t.Errorf("let in: %v", err)
 			}
 		})
+	}
+}
+
+// TestSilentHop: a session whose packets are lost without a word, as when a firewall on the
+// way has forgotten it, is found out, and another one takes its place.
+func TestSilentHop(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience+10*time.Second)
+	to := addPod(t, ctx, mesh.Pod{Name: "quiet", Account: "quiet", Node: 1, Ports: "8080", Prepare: func(p *rig.Pod) error {
+		return w.ServeHTTP(ctx, &p.Space, local(8080), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "here") }))
+	}})
+	rt := transport(t, false, w.Pod("job"), proxyPort)
+	ask := func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		a, err := send(ctx, rt, "GET", "quiet.shop.aether.internal:8080", "/", nil)
+		if err == nil && a.body != "here" {
+			err = fmt.Errorf("%d %s", a.StatusCode, a.body)
+		}
+		return err
+	}
+	if err := ask(ctx); err != nil {
+		t.Fatal(err)
+	}
+	session := hops(t, ctx, to)
+	if len(session) != 1 {
+		t.Fatalf("sessions: %v, want one", session)
+	}
+	nft(t, ctx, to, fmt.Sprintf("table inet test_hole { chain in { type filter hook input priority 0; tcp dport 18008 tcp sport %d drop; }; }", session[0].Port()))
+	start := time.Now()
+	if err := rig.Until(within(t, 15*time.Second), ask); err != nil {
+		t.Fatalf("a dead session still takes every request: %v", err)
+	}
+	t.Logf("found out after %v", time.Since(start).Round(time.Millisecond))
+}
+
+// TestRotation: new certificates at both ends come into force while a connection and requests
+// go on, and neither notices.
+func TestRotation(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	from := addPod(t, ctx, mesh.Pod{Name: "turns-1", Account: "turns-a"})
+	to := addPod(t, ctx, mesh.Pod{Name: "turns-2", Account: "turns-b", Node: 1, Ports: "8080,9000=tcp"})
+	write(t, ctx, "service-turns", rig.ServiceYAML(rig.ServiceManifest{Namespace: "shop", Name: "turns-b", ClusterIPs: w.ClusterIPs(92), Ports: []uint16{8080, 9000}}))
+	err := errors.Join(
+		w.ServeTCP(ctx, &to.Space, local(9000), echo),
+		w.ServeHTTP(ctx, &to.Space, local(8080), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			io.WriteString(w, strings.Join(r.Header["X-Forwarded-Client-Cert"], "|"))
+		})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := func(node int, pod string) (at time.Time) {
+		s, err := w.Status(ctx, node)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for _, p := range s.Pods {
+			if p.Pod == "shop/"+pod {
+				at = p.CertificateUntil
+			}
+		}
+		return at
+	}
+	rt := transport(t, false, from, vip(92, 8080))
+	ask := func() string {
+		t.Helper()
+		a := mustSend(t, ctx, rt, "POST", "turns-b", "/", strings.NewReader("x"))
+		if a.StatusCode != 200 || !strings.Contains(a.body, "/sa/turns-a") {
+			t.Fatalf("got %d %q", a.StatusCode, a.body)
+		}
+		return a.body
+	}
+	raw := dial(t, ctx, from, vip(92, 9000))
+	say(t, raw, "before")
+	expect(t, raw, "before")
+	ask()
+	for i, account := range []string{"turns-a", "turns-b", "turns-a"} {
+		// An earlier end than before is as new as a later one, and tells them apart.
+		end := time.Now().Add(time.Duration(5-i) * time.Hour).Truncate(time.Second)
+		if err := w.Issue(rig.SVIDRequest{Namespace: "shop", Account: account, NotAfter: end}); err != nil {
+			t.Fatal(err)
+		}
+		node, pod := 0, from.Name
+		if account == "turns-b" {
+			node, pod = 1, to.Name
+		}
+		err := rig.Until(ctx, func(context.Context) error {
+			ask()
+			if at := until(node, pod); !at.Equal(end) {
+				return fmt.Errorf("the certificate of %s in force ends at %v, not yet at %v", pod, at, end)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask()
+		say(t, raw, "still")
+		expect(t, raw, "still")
 	}
 }

@@ -3,14 +3,18 @@ package netns
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"os/exec"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"aether/e2e/mesh"
 	"aether/e2e/rig"
@@ -32,13 +36,11 @@ func TestReload(t *testing.T) {
 		return a
 	}
 	ask("404")
-	pod := addPod(t, ctx, mesh.Pod{Name: "fresh", Node: 1, Ports: "8080"})
-	err := w.ServeHTTP(ctx, &pod.Space, local(8080), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		io.WriteString(w, "fresh "+r.Header.Get("X-Route"))
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod := addPod(t, ctx, mesh.Pod{Name: "fresh", Node: 1, Ports: "8080", Prepare: func(p *rig.Pod) error {
+		return w.ServeHTTP(ctx, &p.Space, local(8080), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			io.WriteString(w, "fresh "+r.Header.Get("X-Route"))
+		}))
+	}})
 	ask("200 fresh ")
 	route := func(value string) string {
 		return `apiVersion: gateway.networking.k8s.io/v1
@@ -57,12 +59,12 @@ spec:
 	ask("200 fresh one")
 	write(t, ctx, "fresh-route", route("two"))
 	ask("200 fresh two")
-	for _, doc := range []string{"fresh-route", "fresh-service", "pod-fresh"} {
+	for _, doc := range []string{"fresh-route", "fresh-service", "pod-" + pod.Name} {
 		if err := w.Remove(doc); err != nil {
 			t.Fatal(err)
 		}
 	}
-	sync_(t, ctx)
+	settle(t, ctx)
 	ask("404")
 }
 
@@ -128,24 +130,18 @@ func TestPodsComeAndGo(t *testing.T) {
 		expect(t, raw, "still there?")
 	}
 	step()
-	for node := range 2 {
-		name := fmt.Sprintf("guest-%d", node)
-		if _, err := w.AddPod(ctx, mesh.Pod{Name: name, Node: node, Ports: "8080"}); err != nil {
-			t.Fatal(err)
-		}
-		sync_(t, ctx)
-	}
+	guest := addPod(t, ctx, mesh.Pod{Name: "guest-0", Ports: "8080"})
+	other := addPod(t, ctx, mesh.Pod{Name: "guest-1", Node: 1, Ports: "8080"})
 	step()
-	guest := w.Pod("guest-0")
 	own := dial(t, ctx, guest, vip(appVIP, portEcho))
 	say(t, own, "me too")
 	expect(t, own, "me too")
-	for node := range 2 {
-		if err := w.Remove(fmt.Sprintf("pod-guest-%d", node)); err != nil {
+	for _, p := range []*rig.Pod{guest, other} {
+		if err := w.Remove("pod-" + p.Name); err != nil {
 			t.Fatal(err)
 		}
 	}
-	sync_(t, ctx)
+	settle(t, ctx)
 	if b, err := io.ReadAll(own); len(b) > 0 || err == nil {
 		t.Errorf("the removed pod's own connection: %q, %v; want a reset", b, err)
 	}
@@ -180,19 +176,15 @@ func tables(t *testing.T, ctx context.Context, p *rig.Pod) string {
 func TestNamespaceLater(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, patience)
-	if _, err := w.AddPod(ctx, mesh.Pod{Name: "late", Ports: "8080"}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { w.Remove("pod-late") })
-	late := w.Pod("late")
-	ip := func(args ...string) {
-		t.Helper()
+	ip := func(args ...string) error {
 		if out, err := exec.CommandContext(ctx, "ip", args...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %v: %v: %s", args, err, out)
+			return fmt.Errorf("ip %v: %w: %s", args, err, out)
 		}
+		return nil
 	}
-	ip("netns", "del", late.NSName())
-	sync_(t, ctx)
+	late := addPod(t, ctx, mesh.Pod{Name: "late", Ports: "8080", Prepare: func(p *rig.Pod) error {
+		return ip("netns", "del", p.NSName())
+	}})
 	served := func() bool {
 		t.Helper()
 		s, err := w.Status(ctx, 0)
@@ -201,11 +193,11 @@ func TestNamespaceLater(t *testing.T) {
 		}
 		told := false
 		for _, p := range s.Problems {
-			told = told || p.Object == "Pod shop/late" && strings.Contains(p.Reason, late.NetNS)
+			told = told || p.Object == "Pod shop/"+late.Name && strings.Contains(p.Reason, late.NetNS)
 		}
 		serves := false
 		for _, p := range s.Pods {
-			serves = serves || p.Pod == "shop/late"
+			serves = serves || p.Pod == "shop/"+late.Name
 		}
 		if told == serves {
 			t.Errorf("served: %v, told as a problem: %v", serves, told)
@@ -215,9 +207,11 @@ func TestNamespaceLater(t *testing.T) {
 	if served() {
 		t.Fatal("served without a namespace")
 	}
-	ip("netns", "add", late.NSName())
-	ip("-n", late.NSName(), "link", "set", "lo", "up")
-	err := rig.Until(ctx, func(ctx context.Context) error {
+	err := errors.Join(ip("netns", "add", late.NSName()), ip("-n", late.NSName(), "link", "set", "lo", "up"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = rig.Until(ctx, func(ctx context.Context) error {
 		if !served() {
 			return fmt.Errorf("not served yet")
 		}
@@ -230,6 +224,28 @@ func TestNamespaceLater(t *testing.T) {
 	if a.StatusCode != 200 {
 		t.Errorf("the proxy port of a late namespace: %d %q", a.StatusCode, a.body)
 	}
+}
+
+// TestCaptureSparesInbound: connections that others have made to a pod live on when capture
+// comes into force there: the mesh does not capture inbound traffic (contract 6.7).
+func TestCaptureSparesInbound(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	var client, server *net.TCPConn
+	pod := addPod(t, ctx, mesh.Pod{Name: "busy", Ports: "8080", Prepare: func(p *rig.Pod) error {
+		l := listen(t, ctx, &p.Space, netip.AddrPortFrom(p.IP4, 7200).String())
+		client = dial(t, ctx, w.out, l.Addr().String())
+		server = acceptOne(t, ctx, l)
+		say(t, client, "before")
+		expect(t, server, "before")
+		return nil
+	}})
+	if !strings.Contains(tables(t, ctx, pod), "aether_capture") {
+		t.Fatal("no capture")
+	}
+	say(t, server, "after") // the pod's own packet is the first that the rules see
+	client.SetDeadline(time.Now().Add(5 * time.Second))
+	expect(t, client, "after")
 }
 
 // TestRestart: a proxy that is stopped takes its capture with it, so that the pod's traffic
@@ -247,7 +263,7 @@ func TestRestart(t *testing.T) {
 		}
 	})
 	for i, name := range []string{"client", "server"} {
-		if _, err := m.AddPod(ctx, mesh.Pod{Name: name, Node: i, Ports: "8080"}); err != nil {
+		if _, err := m.AddPod(ctx, mesh.Pod{Name: name, Node: i, Ports: "8080,8081"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -256,7 +272,7 @@ func TestRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Service(rig.ServiceManifest{Name: "server", ClusterIPs: m.ClusterIPs(10), Ports: []uint16{8080}}); err != nil {
+	if err := m.Service(rig.ServiceManifest{Name: "server", ClusterIPs: m.ClusterIPs(10), Ports: []uint16{8080, 8081}}); err != nil {
 		t.Fatal(err)
 	}
 	hello := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.RemoteAddr) })
@@ -317,10 +333,38 @@ func TestRestart(t *testing.T) {
 	if err := meshCall(); err != nil {
 		t.Errorf("after a crash: %v", err)
 	}
-	// And the destination's proxy.
-	if err := m.StopProxy(1); err != nil {
+	// And the destination's proxy: what it was carrying is cut, and seen to be.
+	endless := make(chan struct{})
+	err = m.ServeHTTP(ctx, &server.Space, local(8081), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, "half")
+		w.(http.Flusher).Flush()
+		<-endless
+	}))
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer close(endless)
+	for _, h2 := range []bool{false, true} {
+		req, err := http.NewRequestWithContext(ctx, "GET", "http://server/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := transport(t, h2, client, netip.AddrPortFrom(m.ClusterIPs(10)[0], 8081).String()).RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		if _, err := io.ReadFull(res.Body, make([]byte, 4)); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if b, err := io.ReadAll(res.Body); err == nil || len(b) > 0 {
+				t.Errorf("an answer that the destination's crash cut looks whole: %q, %v", b, err)
+			}
+		}()
+	}
+	m.Proxy(1).Kill()
+	_ = m.StopProxy(1)
 	if err := meshCall(); err == nil || !strings.HasPrefix(err.Error(), "503") {
 		t.Errorf("without the destination's proxy: %v, want 503", err)
 	}
@@ -332,5 +376,59 @@ func TestRestart(t *testing.T) {
 	}
 	if err := meshCall(); err != nil {
 		t.Errorf("after the destination's restart: %v", err)
+	}
+}
+
+// TestRoll: a pod that another replaces, in two phases (contract 13.3: first no new requests,
+// then gone), costs no request, whatever its method.
+func TestRoll(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	start := func() *rig.Pod {
+		return addPod(t, ctx, mesh.Pod{Name: "rolls", Account: "rolls", Node: 1, Ports: "8080", Prepare: func(p *rig.Pod) error {
+			return w.ServeHTTP(ctx, &p.Space, local(8080), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				io.WriteString(w, p.Name)
+			}))
+		}})
+	}
+	old := start()
+	stop := make(chan struct{})
+	var callers sync.WaitGroup
+	last := make([]string, 4)
+	for i := range last {
+		rt := transport(t, i%2 == 1, w.Pod("job"), proxyPort)
+		callers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				a, err := send(ctx, rt, "POST", "rolls.shop.aether.internal:8080", "/", strings.NewReader("x"))
+				if err != nil || a.StatusCode != 200 {
+					t.Errorf("a request was lost: %v, %v", a, err)
+					return
+				}
+				last[i] = a.body
+			}
+		})
+	}
+	for range 3 {
+		next := start()
+		doc := rig.PodYAML(old, rig.PodManifest{Namespace: "shop", Account: "rolls", Ports: "8080"})
+		write(t, ctx, "pod-"+old.Name, strings.Replace(doc, "metadata:\n", "metadata:\n  deletionTimestamp: \"2026-01-01T00:00:00Z\"\n", 1))
+		if err := w.Remove("pod-" + old.Name); err != nil {
+			t.Fatal(err)
+		}
+		settle(t, ctx)
+		old = next
+	}
+	close(stop)
+	callers.Wait()
+	for _, l := range last {
+		if l != old.Name {
+			t.Errorf("the last answer came from %q, want %s", l, old.Name)
+		}
 	}
 }

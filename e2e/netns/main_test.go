@@ -34,8 +34,7 @@ import (
 
 // world is the mesh that the tests share.
 //
-//	node1: web, web2 (captured), job (not captured), shy (captured, with exclusions),
-//	       nocert (captured, without a certificate), cold (captured, for one test alone)
+//	node1: web, web2 (captured), job (not captured), shy (captured, with exclusions)
 //	node2: app, the six mp-* of contract 4.14, out (no pod of the mesh)
 type world struct {
 	*mesh.Mesh
@@ -101,13 +100,13 @@ func run(m *testing.M) (code int) {
 	if err := w.up(ctx); err != nil {
 		return fail(err)
 	}
-	if code := m.Run(); code != 0 {
-		return code
-	}
-	if err := w.clean(context.Background()); err != nil {
+	code = m.Run()
+	ctx, cancel = context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := w.clean(ctx); err != nil {
 		return fail(err)
 	}
-	return 0
+	return code
 }
 
 func tails() {
@@ -134,8 +133,6 @@ func (w *world) up(ctx context.Context) (err error) {
 			"capture.aether.io/exclude-outbound-ports":     "7101",
 			"capture.aether.io/exclude-outbound-ip-ranges": w.Rig.Nodes[1].IP4.String() + "/32",
 		}},
-		{Name: "nocert", NoSVID: true},
-		{Name: "cold"},
 		{Name: "app", Node: 1, Ports: "8080,8081=h2,8082=h2,8083,8089,9000=tcp,9001=tcp,9002=tcp,9003=tcp,9004=tcp,9005=tcp"},
 	}, legPods()...) {
 		if _, err := w.AddPod(ctx, p); err != nil {
@@ -170,7 +167,11 @@ func (w *world) up(ctx context.Context) (err error) {
 // clean: nothing went wrong in the proxies that no test saw.
 func (w *world) clean(ctx context.Context) error {
 	for i := range w.Rig.Nodes {
-		log, err := os.ReadFile(w.Proxy(i).Log)
+		p := w.Proxy(i)
+		if p == nil {
+			return fmt.Errorf("node%d has no proxy any more", i+1)
+		}
+		log, err := os.ReadFile(p.Log)
 		if err != nil {
 			return err
 		}

@@ -39,7 +39,7 @@ func TestMix(t *testing.T) {
 		host := fmt.Sprintf("%s:%d", appName, p.port)
 		clients.Go(func() {
 			rnd := rand.New(rand.NewPCG(1, uint64(i)))
-			for k := range 60 {
+			for k := range 150 {
 				at := rnd.IntN(len(all))
 				body := all[at:min(len(all), at+1<<rnd.IntN(19))]
 				if rnd.IntN(8) == 0 {
@@ -91,4 +91,40 @@ func (s *stops) Read(b []byte) (int, error) {
 		s.stop()
 	}
 	return n, err
+}
+
+// TestCrowd: more requests at a time than a session carries streams, and than all sessions
+// of a pod to a port do, are all answered.
+func TestCrowd(t *testing.T) {
+	ctx := within(t, time.Minute)
+	const n, atOnce = 600, 350 // a session carries 100, a key has 4 of them
+	var begun atomic.Int32
+	full, gate := make(chan struct{}), make(chan struct{})
+	path := w.app.at(t, func(w http.ResponseWriter, r *http.Request) {
+		if begun.Add(1) == atOnce {
+			close(full)
+		}
+		select {
+		case <-gate:
+		case <-ctx.Done():
+		}
+		io.WriteString(w, r.Header.Get("X-Id"))
+	})
+	var clients sync.WaitGroup
+	for i := range n {
+		rt := transport(t, false, w.Pod("web2"), vip(appVIP, portH2))
+		clients.Go(func() {
+			id := fmt.Sprint(i)
+			if a, err := send(ctx, rt, "GET", "app", path, nil, "X-Id", id); err != nil || a.body != id {
+				t.Errorf("request %s: %v, %v", id, a, err)
+			}
+		})
+	}
+	select {
+	case <-full:
+	case <-ctx.Done():
+		t.Errorf("only %d requests reached the application at a time, want %d", begun.Load(), atOnce)
+	}
+	close(gate)
+	clients.Wait()
 }
