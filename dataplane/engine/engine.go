@@ -56,6 +56,8 @@ const (
 	idleStream  = int64(5 * time.Minute)  // exchange without a byte either way
 	trimAfter   = int64(2 * time.Second)  // an HTTP/2 connection without a stream gives its memory back
 	idleHop     = int64(30 * time.Second) // hop session without a stream
+	pingAfter   = int64(5 * time.Second)  // silence of a peer that owes an answer before it is asked whether it lives
+	pingWait    = int64(5 * time.Second)  // for its answer
 	idleApp     = int64(5 * time.Minute)  // idle connection to the application
 	connectTime = int64(5 * time.Second)  // delivery connect (contract 6.5)
 )

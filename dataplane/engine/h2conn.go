@@ -31,7 +31,9 @@ type h2conn struct {
 	closing    bool  // close once out is empty and no stream is left
 	reaping    bool
 	pumping    bool
-	full       bool // server: not read from because the client does not read
+	heard      int64 // client: time of the last byte received
+	pinged     int64 // client: time of a PING that nothing has followed; 0: none
+	full       bool  // server: not read from because the client does not read
 }
 
 // h2stream is one stream's adapter between http2 and exchange.
@@ -121,10 +123,39 @@ func (l *Loop) newHopConn(pod *Pod, fd int, rec record.Conn, hop *Hop) (*h2conn,
 
 func (c *h2conn) arm() {
 	d := idleDown
-	if c.client {
+	switch {
+	case c.hop != nil:
+		d = pingAfter
+	case c.client:
 		d = idleHop
 	}
+	c.heard = c.l.Now()
 	c.l.Arm(&c.timer, c, d)
+}
+
+// alive asks a peer that owes an answer and has been silent whether it is still
+// there: a network that drops everything is noticed in seconds, and the next
+// request gets another session (case 53). Applications are not asked: servers
+// of gRPC end connections whose clients ping often. It reports whether the limits beside
+// this one are to be looked at.
+func (c *h2conn) alive() bool {
+	now := c.l.Now()
+	switch {
+	case c.pinged != 0 && now-c.pinged >= pingWait:
+		c.cause = errSilent
+		c.end(exchange.Closed)
+		return false
+	case c.pinged != 0:
+		c.l.Arm(&c.timer, c, pingWait-(now-c.pinged))
+		return false
+	case now-c.heard >= pingAfter:
+		c.pinged = now
+		c.h2.Ping()
+		c.mark()
+		c.l.Arm(&c.timer, c, pingWait)
+		return false
+	}
+	return true
 }
 
 // Event is reactor.Source.
@@ -165,6 +196,9 @@ func (c *h2conn) Run() {
 		c.pump()
 		return
 	}
+	if c.hop != nil && c.h2.Streams() > 0 && !c.alive() {
+		return
+	}
 	quiet := c.l.Now() - c.active
 	limit := idleDown
 	if c.client {
@@ -181,7 +215,11 @@ func (c *h2conn) Run() {
 		c.l.Arm(&c.timer, c, trimAfter-quiet)
 	case quiet < limit:
 		c.h2.Idle() // does nothing with streams open
-		c.l.Arm(&c.timer, c, limit-quiet)
+		d := limit - quiet
+		if c.hop != nil {
+			d = min(d, pingAfter)
+		}
+		c.l.Arm(&c.timer, c, d)
 	case busy:
 		c.end(exchange.Timeout)
 	case c.closing: // GOAWAY did not get out
@@ -237,6 +275,7 @@ func (c *h2conn) pump() {
 			return
 		}
 		c.unfed = false
+		c.heard, c.pinged = c.l.Now(), 0
 		if !c.feed(buf[:k+n]) {
 			return
 		}

@@ -293,7 +293,7 @@ func (s *sniffer) drop(abort bool) {
 type racer struct {
 	c         *conn
 	s         *sniffer // nil once somebody waits for the connection instead
-	fd        int
+	fd        int      // -1 until there is a socket
 	connected bool
 	failed    bool
 	spoke     bool
@@ -301,25 +301,49 @@ type racer struct {
 	then      func(ok bool) // called when the connect is over
 }
 
-// startRace dials; nil: there was no socket at hand, and the race is left out.
+// startRace dials; where no socket is at hand one is asked for.
 func (c *conn) startRace(s *sniffer) *racer {
-	dst := c.flow.Dst.AddrPort
-	fd, ok := c.pod.Sockets.Get(dst.Addr().Unmap().Is6())
-	if !ok {
-		return nil
-	}
-	r := &racer{c: c, s: s, fd: fd}
-	if err := socket.StartConnect(fd, dst); err != nil {
-		unix.Close(fd)
-		return nil
-	}
 	l := c.st.l
-	if err := l.Register(fd, r, reactor.Stream); err != nil {
-		unix.Close(fd)
-		return nil
-	}
+	r := &racer{c: c, s: s, fd: -1}
 	l.Arm(&r.timer, r, int64(dialLimit))
+	v6 := c.flow.Dst.Addr().Unmap().Is6()
+	if fd, ok := c.pod.Sockets.Get(v6); ok {
+		if !r.connect(fd) {
+			r.close()
+			return nil
+		}
+		return r
+	}
+	c.pod.Sockets.Request(v6, func(fd int, err error) {
+		perr := l.Post(func() {
+			switch {
+			case err != nil:
+				r.lost()
+			case r.failed:
+				unix.Close(fd)
+			case !r.connect(fd):
+				r.lost()
+			}
+		})
+		if perr != nil && err == nil {
+			unix.Close(fd)
+		}
+	})
 	return r
+}
+
+// connect starts the connect on fd, which is the racer's, or closed, from now on.
+func (r *racer) connect(fd int) bool {
+	err := socket.StartConnect(fd, r.c.flow.Dst.AddrPort)
+	if err == nil {
+		err = r.c.st.l.Register(fd, r, reactor.Stream)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return false
+	}
+	r.fd = fd
+	return true
 }
 
 // Event is reactor.Source.
@@ -377,8 +401,10 @@ func (r *racer) close() {
 		r.failed = true
 		l := r.c.st.l
 		l.Disarm(&r.timer)
-		l.Forget(r.fd)
-		unix.Close(r.fd)
+		if r.fd >= 0 {
+			l.Forget(r.fd)
+			unix.Close(r.fd)
+		}
 	}
 }
 

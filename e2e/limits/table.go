@@ -37,6 +37,8 @@ var bounds = []bound{
 	{"dataplane/engine", "idleDown", "time", "a client's connection without a request is closed (HTTP/2: with GOAWAY)"},
 	{"dataplane/engine", "idleStream", "time", "a connection with requests on which no byte has moved is ended, and its requests with it, as a timeout"},
 	{"dataplane/engine", "idleHop", "time", "a connection of ours without a stream, hop session or h2c application, is closed with GOAWAY"},
+	{"dataplane/engine", "pingAfter", "time", "a hop session that owes an answer and is silent this long is asked by PING whether it lives"},
+	{"dataplane/engine", "pingWait", "time", "and is closed when nothing follows for so long; the next request gets another session"},
 	{"dataplane/engine", "idleApp", "time", "an idle HTTP/1 connection to an application is closed"},
 	{"dataplane/engine", "connectTime", "time", "a connect to the application counts as failed"},
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os/exec"
@@ -14,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"aether/e2e/mesh"
 	"aether/e2e/rig"
@@ -224,28 +222,6 @@ func TestNamespaceLater(t *testing.T) {
 	if a.StatusCode != 200 {
 		t.Errorf("the proxy port of a late namespace: %d %q", a.StatusCode, a.body)
 	}
-}
-
-// TestCaptureSparesInbound: connections that others have made to a pod live on when capture
-// comes into force there: the mesh does not capture inbound traffic (contract 6.7).
-func TestCaptureSparesInbound(t *testing.T) {
-	t.Parallel()
-	ctx := within(t, patience)
-	var client, server *net.TCPConn
-	pod := addPod(t, ctx, mesh.Pod{Name: "busy", Ports: "8080", Prepare: func(p *rig.Pod) error {
-		l := listen(t, ctx, &p.Space, netip.AddrPortFrom(p.IP4, 7200).String())
-		client = dial(t, ctx, w.out, l.Addr().String())
-		server = acceptOne(t, ctx, l)
-		say(t, client, "before")
-		expect(t, server, "before")
-		return nil
-	}})
-	if !strings.Contains(tables(t, ctx, pod), "aether_capture") {
-		t.Fatal("no capture")
-	}
-	say(t, server, "after") // the pod's own packet is the first that the rules see
-	client.SetDeadline(time.Now().Add(5 * time.Second))
-	expect(t, client, "after")
 }
 
 // TestRestart: a proxy that is stopped takes its capture with it, so that the pod's traffic

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"aether/tproxy/netns"
+	"aether/tproxy/rules"
 )
 
 // KeepAlive is how a dead peer is found on a connection that nobody cuts for
@@ -101,7 +102,10 @@ func capHint(err error) string {
 	return ""
 }
 
-// Spec is a listening socket to make.
+// Spec is a listening socket to make. One that is not transparent carries the
+// mark that capture leaves alone, and so do the connections it accepts: those
+// accepted before the rules came into force are unknown to connection tracking,
+// which would take their packets for the pod's own dials.
 type Spec struct {
 	Addr        netip.AddrPort // required; port 0: the kernel chooses
 	Transparent bool           // IP_TRANSPARENT: takes connections to any address, as diverted ones are
@@ -144,6 +148,8 @@ func listen(s Spec) (int, error) {
 		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1, "TCP_NODELAY"}}
 	if s.Transparent {
 		opts = append(opts, opt{unix.SOL_IP, unix.IP_TRANSPARENT, 1, "IP_TRANSPARENT"})
+	} else {
+		opts = append(opts, opt{unix.SOL_SOCKET, unix.SO_MARK, rules.MarkBypass, "SO_MARK"})
 	}
 	if addr.Addr().Is6() {
 		family = unix.AF_INET6
