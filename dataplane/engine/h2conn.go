@@ -31,8 +31,9 @@ type h2conn struct {
 	closing    bool  // close once out is empty and no stream is left
 	reaping    bool
 	pumping    bool
-	heard      int64 // client: time of the last byte received
-	pinged     int64 // client: time of a PING that nothing has followed; 0: none
+	owed       int64 // hop: since when the peer owes an answer and is silent; 0: it owes none
+	life       reactor.Timer
+	pinged     int64 // hop: time of a PING that nothing has followed; 0: none
 	full       bool  // server: not read from because the client does not read
 }
 
@@ -123,40 +124,42 @@ func (l *Loop) newHopConn(pod *Pod, fd int, rec record.Conn, hop *Hop) (*h2conn,
 
 func (c *h2conn) arm() {
 	d := idleDown
-	switch {
-	case c.hop != nil:
-		d = pingAfter
-	case c.client:
+	if c.client {
 		d = idleHop
 	}
-	c.heard = c.l.Now()
 	c.l.Arm(&c.timer, c, d)
 }
 
-// alive asks a peer that owes an answer and has been silent whether it is still
-// there: a network that drops everything is noticed in seconds, and the next
-// request gets another session (case 53). Applications are not asked: servers
-// of gRPC end connections whose clients ping often. It reports whether the limits beside
-// this one are to be looked at.
-func (c *h2conn) alive() bool {
+// liveness is a hop session as the task of its own timer. A peer that owes an
+// answer and has been silent is asked whether it is still there: a network that
+// drops everything is noticed in seconds, and the next request gets another
+// session (case 53). Applications are not asked: servers of gRPC end
+// connections whose clients ping often.
+type liveness h2conn
+
+// Run is reactor.Task.
+func (v *liveness) Run() {
+	c := (*h2conn)(v)
 	now := c.l.Now()
 	switch {
+	case c.closed || c.owed == 0: // the next request starts the timer again
 	case c.pinged != 0 && now-c.pinged >= pingWait:
-		c.cause = errSilent
+		c.cause = ErrSilent
 		c.end(exchange.Closed)
-		return false
 	case c.pinged != 0:
-		c.l.Arm(&c.timer, c, pingWait-(now-c.pinged))
-		return false
-	case now-c.heard >= pingAfter:
+		c.l.Arm(&c.life, v, pingWait-(now-c.pinged))
+	case now-c.owed < pingAfter:
+		c.l.Arm(&c.life, v, pingAfter-(now-c.owed))
+	default:
 		c.pinged = now
 		c.h2.Ping()
 		c.mark()
-		c.l.Arm(&c.timer, c, pingWait)
-		return false
+		c.l.Arm(&c.life, v, pingWait)
 	}
-	return true
 }
+
+// Fail is reactor.Task.
+func (v *liveness) Fail(cause error) { (*h2conn)(v).Fail(cause) }
 
 // Event is reactor.Source.
 func (c *h2conn) Event(ev uint32) {
@@ -196,9 +199,6 @@ func (c *h2conn) Run() {
 		c.pump()
 		return
 	}
-	if c.hop != nil && c.h2.Streams() > 0 && !c.alive() {
-		return
-	}
 	quiet := c.l.Now() - c.active
 	limit := idleDown
 	if c.client {
@@ -215,11 +215,7 @@ func (c *h2conn) Run() {
 		c.l.Arm(&c.timer, c, trimAfter-quiet)
 	case quiet < limit:
 		c.h2.Idle() // does nothing with streams open
-		d := limit - quiet
-		if c.hop != nil {
-			d = min(d, pingAfter)
-		}
-		c.l.Arm(&c.timer, c, d)
+		c.l.Arm(&c.timer, c, limit-quiet)
 	case busy:
 		c.end(exchange.Timeout)
 	case c.closing: // GOAWAY did not get out
@@ -275,9 +271,12 @@ func (c *h2conn) pump() {
 			return
 		}
 		c.unfed = false
-		c.heard, c.pinged = c.l.Now(), 0
+		c.owed, c.pinged = 0, 0
 		if !c.feed(buf[:k+n]) {
 			return
+		}
+		if c.hop != nil && c.h2.Streams() > 0 { // it owes more
+			c.owed = c.l.Now()
 		}
 	}
 }
@@ -323,6 +322,7 @@ func (c *h2conn) end(code exchange.Code) {
 	} else {
 		c.h2.Abort(http2.Cancel)
 	}
+	c.l.Disarm(&c.life)
 	c.shut(false)
 	if c.left != nil {
 		c.l.putOut(c.left)
@@ -393,6 +393,12 @@ func (c *h2conn) request(x *exchange.Exchange) {
 	if err != nil {
 		x.ResponseGone(exchange.Refused)
 		return
+	}
+	if c.hop != nil && c.owed == 0 { // a request that is given up later was not answered either
+		c.owed = c.l.Now()
+		if !c.life.Armed() {
+			c.l.Arm(&c.life, (*liveness)(c), pingAfter)
+		}
 	}
 	st := c.l.getStream()
 	st.c, st.s, st.x = c, s, x

@@ -15,6 +15,9 @@ import (
 // ErrHopFull: too many requests wait for a session to one destination.
 var ErrHopFull = errors.New("engine: too many requests wait for a session to this destination")
 
+// ErrSilent: the peer of a session answers nothing any more, not even PING.
+var ErrSilent = errors.New("engine: the peer of the session answers nothing any more, not even PING")
+
 // DialHop makes one session: a connected socket whose handshake is done, out
 // of the Go poller, and its record layer. It runs in its own goroutine and
 // ends by its own deadlines.

@@ -3,6 +3,7 @@ package engine
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"math/rand"
@@ -22,6 +23,8 @@ import (
 	"aether/dataplane/http2"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/reactor"
+	"aether/mtls/record"
+	"aether/tproxy/socket"
 )
 
 // rest reads c to its end and returns what came.
@@ -399,37 +402,94 @@ func TestHopSessions(t *testing.T) {
 }
 
 // TestWaitersOfAHop: requests beyond what the sessions carry wait, and go on
-// also when streams end by reset.
+// also when streams end by reset, and only by that.
 func TestWaitersOfAHop(t *testing.T) {
-	var active atomic.Int64
-	m := newMesh(t, Config{}, (&stage{t: t}).app(heads(func(c *net.TCPConn, _ *bufio.Reader, line string) bool {
-		active.Add(1)
-		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
-		return false // which resets the stream on the hop
-	})))
-	var wg sync.WaitGroup
-	var cut atomic.Int64
-	const n = 300
-	for range n {
-		wg.Go(func() {
-			c, err := net.Dial("tcp", m.h1)
-			if err != nil {
-				t.Error(err)
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	peer := s.app(func(c *net.TCPConn) {
+		r := &resetter{}
+		r.h2 = http2.New(http2.Config{Server: true, MaxStreams: 2}, r)
+		buf := make([]byte, 32<<10)
+		for n := 0; ; {
+			_ = c.SetReadDeadline(time.Time{})
+			if len(r.held) > 0 { // until nothing more comes for a moment
+				_ = c.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
+			}
+			m, err := c.Read(buf[n:])
+			switch {
+			case err != nil && isTimeout(err):
+				for _, st := range r.held {
+					st.Reset(http2.Cancel)
+				}
+				r.held = nil
+			case err != nil:
 				return
 			}
-			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-			io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-			if _, err := io.ReadAll(c); err == nil || !isTimeout(err) {
-				cut.Add(1)
+			n += m
+			k, err := r.h2.Feed(buf[:n])
+			if err != nil {
+				return
 			}
-		})
+			n = copy(buf, buf[k:n])
+			r.h2.Reap()
+			out := r.h2.Out()
+			if _, err := c.Write(out); err != nil {
+				return
+			}
+			r.h2.Sent(len(out))
+		}
+	})
+	var hop *Hop
+	v := &svc{pod: pod}
+	v.hop = func(l *Loop) *Hop {
+		if hop == nil {
+			hop = l.NewHop(pod, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
+				c, err := new(net.Dialer).DialContext(ctx, "tcp", peer.String())
+				if err != nil {
+					return -1, nil, 0, err
+				}
+				fd, err := socket.TakeFD(c.(*net.TCPConn))
+				return fd, nil, time.Hour, err
+			}, func() { hop = nil })
+		}
+		return hop
 	}
-	wg.Wait()
-	if cut.Load() != n {
-		t.Errorf("%d of %d requests ended", cut.Load(), n)
+	addr := s.front(pod, v, false)
+	batch := func(n int) {
+		t.Helper()
+		conns := make([]*net.TCPConn, n)
+		for i := range conns {
+			conns[i] = dial(t, addr)
+			io.WriteString(conns[i], "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+		}
+		for i, c := range conns {
+			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+			res, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil || res.StatusCode != 503 {
+				t.Fatalf("request %d: %v %v", i, res, err)
+			}
+			c.Close()
+		}
 	}
+	for k := range maxSessions { // open all sessions, so that their limits are known
+		batch(2 * (k + 1))
+	}
+	batch(64)
+	s.onLoop(func(*Loop) {
+		if hop == nil || len(hop.conns) > maxSessions || len(hop.waiters) != 0 {
+			t.Errorf("hop %+v", hop)
+		}
+	})
 }
+
+// resetter is a server that resets its streams after a while.
+type resetter struct {
+	recorder
+	h2   *http2.Conn
+	held []*http2.Stream
+}
+
+func (r *resetter) OnHead(s *http2.Stream, _ *httpmsg.Head, _ bool) { r.held = append(r.held, s) }
 
 // TestRemovePod: in the middle of everything a pod goes; its connections go
 // with it, other pods do not notice.
@@ -540,7 +600,7 @@ func TestFairness(t *testing.T) {
 		c := dial(t, addr)
 		br := bufio.NewReader(c)
 		from, start := moved.Load(), time.Now()
-		for range 200 {
+		for range 50 {
 			io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
 			res, err := http.ReadResponse(br, nil)
 			if err != nil {
@@ -548,7 +608,7 @@ func TestFairness(t *testing.T) {
 			}
 			io.Copy(io.Discard, res.Body)
 		}
-		t.Logf("%s: 200 requests in %v while %d MB moved", name, time.Since(start).Round(time.Millisecond), (moved.Load()-from)>>20)
+		t.Logf("%s: 50 requests in %v while %d MB moved", name, time.Since(start).Round(time.Millisecond), (moved.Load()-from)>>20)
 	}
 	close(stop)
 	wg.Wait()

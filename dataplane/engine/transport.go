@@ -17,7 +17,6 @@ var (
 	errAgain   = errors.New("engine: would block")
 	errYield   = errors.New("engine: the pod's share of this iteration is spent")
 	errPodGone = errors.New("engine: the pod was removed")
-	errSilent  = errors.New("engine: the peer answers nothing any more, not even PING")
 )
 
 // transport is the socket under a connection: plain, or TLS records over memory.

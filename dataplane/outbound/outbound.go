@@ -429,7 +429,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	kind := code.String()
 	text := "the destination did not answer (" + kind + ")"
 	if x.Cause != nil {
-		kind = string(meshhop.ReasonOf(x.Cause))
+		kind = why(x.Cause)
 		text = "no connection to " + rq.v.Backend.Name + " (" + kind + ")"
 	}
 	o.fail(x, rq, kind, text)
@@ -494,6 +494,19 @@ func (o *Outbound) Swept(snap *snapshot.Snapshot) {
 			}
 		}
 	})
+}
+
+// why classes what ended a hop: a closed set, fit for a metric's label.
+func why(err error) string {
+	switch {
+	case errors.Is(err, engine.ErrSilent):
+		return "silent"
+	case errors.Is(err, engine.ErrHopFull):
+		return "hop-full"
+	case errors.Is(err, errEndpointGone):
+		return "endpoint-gone"
+	}
+	return string(meshhop.ReasonOf(err))
 }
 
 var errEndpointGone = errors.New("the endpoint left the registry")
