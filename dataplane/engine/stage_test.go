@@ -366,8 +366,6 @@ type mesh struct {
 	refuse     atomic.Bool // fail to dial
 	h1, h2     string      // fronts
 	hopAddr    string
-	ends       chan struct{}
-	served     atomic.Int64
 	theHop     *Hop // on the loop
 	hopsClosed int
 }

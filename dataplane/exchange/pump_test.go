@@ -389,7 +389,6 @@ type guard struct {
 	head  bool
 	ended bool
 	gone  bool
-	short bool
 }
 
 func (g *guard) fail(what string) {
