@@ -64,13 +64,21 @@ func (r *rig) apply(rs rules.Ruleset) {
 // address that the client dialled, and then echoes.
 func (r *rig) serve(ns *netns.NS, who, addr string, transparent bool) {
 	r.t.Helper()
-	fd, err := socket.Listen(ns, socket.Spec{Addr: netip.MustParseAddrPort(addr), DualStack: true, Transparent: transparent})
-	if err != nil {
-		r.t.Fatal(err)
+	var ln net.Listener
+	var err error
+	if transparent {
+		var fd int
+		if fd, err = socket.Listen(ns, socket.Spec{Addr: netip.MustParseAddrPort(addr), DualStack: true, Transparent: true}); err == nil {
+			f := os.NewFile(uintptr(fd), addr)
+			ln, err = net.FileListener(f)
+			f.Close()
+		}
+	} else { // an application: capture leaves alone what socket.Listen makes
+		err = netns.Do(ns, func() (err error) {
+			ln, err = net.Listen("tcp", addr)
+			return err
+		})
 	}
-	f := os.NewFile(uintptr(fd), addr)
-	ln, err := net.FileListener(f)
-	f.Close()
 	if err != nil {
 		r.t.Fatal(err)
 	}
