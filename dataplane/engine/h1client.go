@@ -19,16 +19,8 @@ import (
 // h1client is a connection to an application (or, passed through, to a
 // foreign server) that speaks HTTP/1.
 type h1client struct {
-	transport
+	h1conn
 	pool *appPool // nil once the connection does not go back to it
-
-	in   []byte
-	r, w int
-	out  []byte
-
-	parser http1.Parser
-	body   http1.BodyReader
-	x      *exchange.Exchange
 
 	connecting bool
 	reused     bool // it has carried a request before this one
@@ -36,15 +28,10 @@ type h1client struct {
 	gotByte    bool // of its answer
 	isHead     bool
 	reqDone    bool
-	reqF       http1.Framing
 	resF       http1.Framing
 	inBody     bool
-	trailing   bool
-	stalled    bool
-	starved    bool
 	noReuse    bool
 	idle       bool
-	pumping    bool
 }
 
 // connect starts a non-blocking connect on fd, a socket from the pod's namespace.
@@ -144,14 +131,14 @@ func (c *h1client) WriteHead(h *httpmsg.Head, end bool) {
 	if c.closed {
 		return
 	}
-	c.reqF = http1.RequestFraming(h)
-	if end && c.reqF == http1.Chunked {
-		c.reqF = http1.None
+	c.outF = http1.RequestFraming(h)
+	if end && c.outF == http1.Chunked {
+		c.outF = http1.None
 	}
 	if c.out == nil {
 		c.out = c.l.getOut()
 	}
-	c.out = http1.AppendRequest(c.out, h, c.reqF)
+	c.out = http1.AppendRequest(c.out, h, c.outF)
 	c.reqDone = end
 	c.mark()
 }
@@ -161,21 +148,8 @@ func (c *h1client) WriteData(p []byte, end bool) int {
 	if c.closed {
 		return len(p)
 	}
-	n := min(len(p), max(0, outHigh-len(c.out)))
-	if n > 0 {
-		c.out = c.l.room(c.out, n+chunkExtra)
-		if c.reqF == http1.Chunked {
-			c.out = http1.AppendChunk(c.out, p[:n])
-		} else {
-			c.out = append(c.out, p[:n]...)
-		}
-	}
-	if n < len(p) {
-		c.starved = true
-	} else if end {
-		if c.reqF == http1.Chunked {
-			c.out = http1.AppendLast(c.out, nil)
-		}
+	n := c.queue(p, end)
+	if end && n == len(p) {
 		c.reqDone = true
 	}
 	c.mark()
@@ -187,9 +161,7 @@ func (c *h1client) WriteTrailers(f []httpmsg.Field) {
 	if c.closed {
 		return
 	}
-	if c.reqF == http1.Chunked {
-		c.out = http1.AppendLast(c.out, f)
-	}
+	c.queueEnd(f)
 	c.reqDone = true
 	c.mark()
 }
@@ -214,12 +186,7 @@ func (c *h1client) gone(code exchange.Code) {
 		return
 	}
 	c.shut(false)
-	if c.in != nil {
-		c.l.putIn(c.in)
-		c.in = nil
-	}
-	c.l.putOut(c.out)
-	c.out = nil
+	c.dropBuffers()
 	if c.pool != nil {
 		c.pool.lost(c)
 	}
@@ -237,53 +204,26 @@ func (c *h1client) broken() exchange.Code {
 	return exchange.Closed
 }
 
-func (c *h1client) pump() {
-	if c.pumping {
-		return
-	}
-	c.pumping = true
-	defer func() { c.pumping = false }()
-	for !c.closed {
-		if (c.r < c.w || c.trailing) && !c.process() {
-			return
-		}
-		if c.closed || c.stalled || !c.fill() {
-			return
-		}
-	}
-}
+func (c *h1client) pump() { c.pumpAll(c) }
 
+// fill is h1end.
 func (c *h1client) fill() bool {
 	if !c.readable() {
 		c.rest()
 		return false
 	}
-	if c.in == nil {
-		c.in = c.l.getIn()
-	}
-	if c.r > 0 {
-		c.w = copy(c.in, c.in[c.r:c.w])
-		c.r = 0
-	}
-	if c.w == len(c.in) {
-		if c.inBody || len(c.in) == bigReadBuf {
-			return false
-		}
-		b := c.l.getBig()
-		copy(b, c.in)
-		c.l.putIn(c.in)
-		c.in = b
-	}
-	n, err := c.read(c.in[c.w:])
-	if err != nil {
-		if err == errAgain {
-			c.rest()
-			return false
-		}
-		if err == errYield {
-			c.yield(c)
-			return false
-		}
+	n, err := c.refill(!c.inBody)
+	switch err {
+	case nil:
+	case errFull:
+		return false
+	case errAgain:
+		c.rest()
+		return false
+	case errYield:
+		c.yield(c)
+		return false
+	default:
 		c.ended(err)
 		return false
 	}
@@ -307,6 +247,7 @@ func (c *h1client) ended(err error) {
 	c.gone(c.broken())
 }
 
+// process is h1end.
 func (c *h1client) process() bool {
 	for (c.r < c.w || c.trailing) && !c.closed {
 		if c.x == nil { // bytes that nobody asked for: the connection is not to be trusted
@@ -345,47 +286,28 @@ func (c *h1client) process() bool {
 			}
 			continue
 		}
-		if c.stalled || !c.pumpBody() {
+		if c.stalled {
 			return false
+		}
+		switch c.pumpBody(c) {
+		case bodyWait:
+			return false
+		case bodyBad:
+			c.gone(exchange.Protocol)
+			return false
+		case bodyDone:
+			c.responseDone()
 		}
 	}
 	return !c.closed
 }
 
-func (c *h1client) pumpBody() bool {
-	x := c.x
-	if c.trailing {
-		c.trailing = false
-		x.ResponseTrailers(c.body.Trailers())
-		c.responseDone()
-		return true
-	}
-	data, used, done, err := c.body.Next(c.in[c.r:c.w])
-	if err != nil {
-		c.gone(exchange.Protocol)
-		return false
-	}
-	trailers := done && len(c.body.Trailers()) > 0
-	if len(data) > 0 || done && !trailers {
-		n := x.ResponseData(data, done && !trailers)
-		if c.closed {
-			return false
-		}
-		if n < len(data) {
-			c.body.Unread(len(data) - n)
-			c.r += used - (len(data) - n)
-			c.stalled = true
-			return false
-		}
-	}
-	c.r += used
-	if trailers {
-		c.trailing = true
-		return true
-	}
-	if done {
-		c.responseDone()
-	}
+// takeData is h1end.
+func (c *h1client) takeData(p []byte, end bool) int { return c.x.ResponseData(p, end) }
+
+// takeTrailers is h1end.
+func (c *h1client) takeTrailers(f []httpmsg.Field) bool {
+	c.x.ResponseTrailers(f)
 	return true
 }
 
@@ -413,8 +335,7 @@ func (c *h1client) Flush() {
 	}
 	if len(c.out) > 0 && !c.wblk {
 		c.asked = true
-		n, err := c.write(c.out)
-		if err != nil {
+		if err := c.send(); err != nil {
 			// An answer may have come before the application stopped reading.
 			c.out = c.out[:0]
 			c.noReuse = true
@@ -425,7 +346,6 @@ func (c *h1client) Flush() {
 			}
 			return
 		}
-		c.out = c.out[:copy(c.out, c.out[n:])]
 	}
 	if c.wblk {
 		if !c.connecting { // it may have to be read before it reads on
@@ -433,8 +353,7 @@ func (c *h1client) Flush() {
 		}
 		return
 	}
-	if c.starved && len(c.out) < outHigh/2 {
-		c.starved = false
+	if c.roomAgain() {
 		if c.x != nil {
 			c.x.UpRoom()
 		}
@@ -442,23 +361,11 @@ func (c *h1client) Flush() {
 			return
 		}
 	}
-	if c.r < c.w || c.trailing || c.readable() {
+	if c.pending() {
 		c.pump()
 		return
 	}
 	c.rest()
-}
-
-func (c *h1client) rest() {
-	if c.r == c.w && c.in != nil && !c.trailing {
-		c.r, c.w = 0, 0
-		c.l.putIn(c.in)
-		c.in = nil
-	}
-	if len(c.out) == 0 && c.out != nil {
-		c.l.putOut(c.out)
-		c.out = nil
-	}
 }
 
 // appKey names a pool of connections to one port of one pod's application, or

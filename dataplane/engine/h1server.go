@@ -25,29 +25,16 @@ type ConnInfo struct {
 
 // h1server is a connection whose client speaks HTTP/1.
 type h1server struct {
-	transport
+	h1conn
 	info *ConnInfo
 
-	in   []byte // read buffer, nil when idle
-	r, w int    // unread bytes are in[r:w]
-	out  []byte // response bytes waiting for the flush, nil when idle
-
-	parser http1.Parser
-	body   http1.BodyReader
-	x      *exchange.Exchange
-
 	state    uint8
-	respF    http1.Framing
 	minor    uint8
 	isHead   bool
 	keep10   bool // an HTTP/1.0 client that asked for keep-alive
 	last     bool // the connection ends after this response
 	reqDone  bool
-	stalled  bool // the exchange refused body bytes: wait for Resume
-	trailing bool // the body has ended, its trailers were refused
-	starved  bool // response data was refused: tell DownRoom once flushed
-	closing  bool // close once out is empty
-	pumping  bool
+	closing  bool  // close once out is empty
 	headAt   int64 // when the first byte of the head under way arrived; 0: none
 	lingered int
 }
@@ -129,28 +116,9 @@ func (c *h1server) mark() {
 	}
 }
 
-// pump reads and processes until there is nothing more to do now.
-func (c *h1server) pump() {
-	if c.pumping {
-		return
-	}
-	c.pumping = true
-	defer func() { c.pumping = false }()
-	for !c.closed {
-		if (c.r < c.w || c.trailing) && !c.process() {
-			c.hold()
-			return
-		}
-		if c.closed {
-			return
-		}
-		if !c.fill() {
-			return
-		}
-	}
-}
+func (c *h1server) pump() { c.pumpAll(c) }
 
-// fill reads once. It reports whether there is something new to process.
+// fill is h1end.
 func (c *h1server) fill() bool {
 	if !c.readable() {
 		c.rest()
@@ -159,33 +127,18 @@ func (c *h1server) fill() bool {
 	if c.state == stLinger {
 		return c.linger()
 	}
-	if c.in == nil {
-		c.in = c.l.getIn()
-	}
-	if c.r > 0 {
-		c.w = copy(c.in, c.in[c.r:c.w])
-		c.r = 0
-	}
-	if c.w == len(c.in) {
-		if c.state != stHead || len(c.in) == bigReadBuf {
-			c.hold()
-			return false // full: the exchange or the parser has to move first
-		}
-		b := c.l.getBig()
-		copy(b, c.in)
-		c.l.putIn(c.in)
-		c.in = b
-	}
-	n, err := c.read(c.in[c.w:])
-	if err != nil {
-		if err == errAgain {
-			c.rest()
-			return false
-		}
-		if err == errYield {
-			c.yield(c)
-			return false
-		}
+	n, err := c.refill(c.state == stHead)
+	switch err {
+	case nil:
+	case errFull:
+		return false
+	case errAgain:
+		c.rest()
+		return false
+	case errYield:
+		c.yield(c)
+		return false
+	default:
 		// Orderly or not, the client is gone: nobody waits for the response (docs/decisions/001).
 		c.drop(!errors.Is(err, io.EOF) && c.x != nil, exchange.Cancel)
 		return false
@@ -241,7 +194,7 @@ func (c *h1server) tick() {
 	}
 }
 
-// process handles bytes of in; false: wait for something else than bytes.
+// process is h1end.
 func (c *h1server) process() bool {
 	for c.r < c.w || c.trailing {
 		if c.closing {
@@ -275,8 +228,17 @@ func (c *h1server) process() bool {
 			c.r += n
 			c.begin(f)
 		case stBody:
-			if c.stalled || !c.pumpBody() {
+			if c.stalled {
 				return false
+			}
+			switch c.pumpBody(c) {
+			case bodyWait:
+				return false
+			case bodyBad:
+				c.badBody()
+				return false
+			case bodyDone:
+				c.requestDone()
 			}
 		default:
 			return true // pipelined bytes wait; reading on finds out when the client goes
@@ -306,48 +268,17 @@ func (c *h1server) begin(f http1.Framing) {
 	c.x.Ask()
 }
 
-// pumpBody offers one run of body bytes; false: refused, wait for Resume.
-func (c *h1server) pumpBody() bool {
-	x := c.x
-	if c.trailing {
-		if x != nil && !x.RequestTrailers(c.body.Trailers()) {
-			c.stalled = true
-			return false
-		}
-		c.trailing = false
-		c.requestDone()
-		return true
+// takeData is h1end. What follows an answer that went first is read and dropped.
+func (c *h1server) takeData(p []byte, end bool) int {
+	if c.x == nil {
+		return len(p)
 	}
-	data, used, done, err := c.body.Next(c.in[c.r:c.w])
-	if err != nil {
-		c.badBody()
-		return false
-	}
-	trailers := done && len(c.body.Trailers()) > 0
-	if len(data) > 0 || done && !trailers {
-		n := len(data)
-		if x != nil {
-			n = x.RequestData(data, done && !trailers)
-		}
-		if c.closed {
-			return false
-		}
-		if n < len(data) {
-			c.body.Unread(len(data) - n)
-			c.r += used - (len(data) - n)
-			c.stalled = true
-			return false
-		}
-	}
-	c.r += used
-	if trailers {
-		c.trailing = true
-		return true
-	}
-	if done {
-		c.requestDone()
-	}
-	return true
+	return c.x.RequestData(p, end)
+}
+
+// takeTrailers is h1end.
+func (c *h1server) takeTrailers(f []httpmsg.Field) bool {
+	return c.x == nil || c.x.RequestTrailers(f)
 }
 
 func (c *h1server) requestDone() {
@@ -406,7 +337,7 @@ func (c *h1server) responseDone() {
 	if x != nil {
 		c.l.release(c.info.Pool, x)
 	}
-	if c.respF == http1.ToClose {
+	if c.outF == http1.ToClose {
 		c.last = true
 	}
 	if c.reqDone {
@@ -428,14 +359,14 @@ func (c *h1server) WriteHead(h *httpmsg.Head, end bool) {
 		c.mark()
 		return
 	}
-	c.respF = http1.None
+	c.outF = http1.None
 	if !end {
-		c.respF = http1.ResponseFraming(h, c.isHead, c.minor)
+		c.outF = http1.ResponseFraming(h, c.isHead, c.minor)
 	}
-	if c.respF == http1.ToClose || !c.reqDone && (end || c.x != nil && c.x.Local) { // an answer of ours does not wait for the request's end
+	if c.outF == http1.ToClose || !c.reqDone && (end || c.x != nil && c.x.Local) { // an answer of ours does not wait for the request's end
 		c.last = true
 	}
-	c.out = http1.AppendResponse(c.out, h, c.respF, http1.ResponseOptions{
+	c.out = http1.AppendResponse(c.out, h, c.outF, http1.ResponseOptions{
 		Close: c.last, KeepAlive10: c.keep10 && !c.last, Head: c.isHead, Minor: 1,
 	})
 	if end {
@@ -449,21 +380,8 @@ func (c *h1server) WriteData(p []byte, end bool) int {
 	if c.closed {
 		return len(p)
 	}
-	n := min(len(p), max(0, outHigh-len(c.out)))
-	if n > 0 {
-		c.out = c.l.room(c.out, n+chunkExtra)
-		if c.respF == http1.Chunked {
-			c.out = http1.AppendChunk(c.out, p[:n])
-		} else {
-			c.out = append(c.out, p[:n]...)
-		}
-	}
-	if n < len(p) {
-		c.starved = true
-	} else if end {
-		if c.respF == http1.Chunked {
-			c.out = http1.AppendLast(c.out, nil)
-		}
+	n := c.queue(p, end)
+	if end && n == len(p) {
 		c.responseDone()
 	}
 	c.mark()
@@ -475,9 +393,7 @@ func (c *h1server) WriteTrailers(f []httpmsg.Field) {
 	if c.closed {
 		return
 	}
-	if c.respF == http1.Chunked {
-		c.out = http1.AppendLast(c.out, f)
-	}
+	c.queueEnd(f)
 	c.responseDone()
 }
 
@@ -514,12 +430,10 @@ func (c *h1server) Flush() {
 		return
 	}
 	if !c.wblk && (len(c.out) > 0 || len(c.sealed) > 0) {
-		n, err := c.write(c.out)
-		if err != nil {
+		if err := c.send(); err != nil {
 			c.drop(true, exchange.Cancel)
 			return
 		}
-		c.out = c.out[:copy(c.out, c.out[n:])]
 	}
 	if c.wblk {
 		if c.state == stBody { // a client may send its request on before it reads
@@ -527,8 +441,7 @@ func (c *h1server) Flush() {
 		}
 		return
 	}
-	if c.starved && len(c.out) < outHigh/2 {
-		c.starved = false
+	if c.roomAgain() {
 		if c.x != nil {
 			c.x.DownRoom()
 		}
@@ -540,24 +453,11 @@ func (c *h1server) Flush() {
 		c.end()
 		return
 	}
-	if c.r < c.w || c.trailing || c.readable() {
+	if c.pending() {
 		c.pump()
 		return
 	}
 	c.rest()
-}
-
-// rest gives the buffers of an idle connection back.
-func (c *h1server) rest() {
-	if c.r == c.w && c.in != nil && !c.trailing {
-		c.r, c.w = 0, 0
-		c.l.putIn(c.in)
-		c.in = nil
-	}
-	if len(c.out) == 0 && c.out != nil {
-		c.l.putOut(c.out)
-		c.out = nil
-	}
 }
 
 // end closes after the last response. Where the client may still be sending,
@@ -617,12 +517,7 @@ func (c *h1server) close(abort bool) {
 		return
 	}
 	c.shut(abort)
-	if c.in != nil {
-		c.l.putIn(c.in)
-		c.in = nil
-	}
-	c.l.putOut(c.out)
-	c.out = nil
+	c.dropBuffers()
 	if c.info.OnClose != nil {
 		c.info.OnClose(c.info)
 	}
