@@ -110,7 +110,7 @@ type reqState struct {
 	v       decide.Verdict
 	version uint64
 	outcome []byte // scratch
-	kind    journal.Text
+	cause   string // journal.Entry's
 }
 
 // Accept takes connections of a pod's mesh port.
@@ -241,7 +241,7 @@ func (in *Inbound) relay(c *conn, tc *net.TCPConn, rec record.Conn) {
 	case relay.B:
 		ended = "client"
 	}
-	c.record(r.BtoA, r.AtoB, ended, string(r.End))
+	c.record(r.BtoA, r.AtoB, ended, r.Cause())
 }
 
 func appAddr(port uint16) netip.AddrPort {
@@ -334,7 +334,7 @@ func (in *Inbound) Failed(x *exchange.Exchange, code exchange.Code) {
 		flag, details = "UR", "upstream_reset_before_response_started{REFUSED_STREAM}"
 		text = "the application refused the request\n"
 	}
-	rq.kind.SetString(flag)
+	rq.cause = code.String()
 	status := 503
 	switch code {
 	case exchange.Protocol:
@@ -365,6 +365,7 @@ func (in *Inbound) Done(x *exchange.Exchange) {
 	e.BytesIn, e.BytesOut = x.ReqBytes, x.ResBytes
 	e.Attempts = x.Attempts
 	e.Ended = x.Ended.String()
+	e.Cause = rq.cause
 	e.Outcome.Set(rq.outcome)
 	e.Version = rq.version
 	in.cfg.Journal.Ended(e)
@@ -378,12 +379,12 @@ func (c *conn) entry(e *journal.Entry, v *decide.Verdict) {
 }
 
 // record tells the journal of a connection that carried no request.
-func (c *conn) record(in, out int64, ended, outcome string) {
+func (c *conn) record(in, out int64, ended, cause string) {
 	var e journal.Entry
 	c.entry(&e, &c.v)
 	e.Took = time.Duration(reactor.Monotonic() - c.start)
 	e.BytesIn, e.BytesOut, e.Ended = in, out, ended
-	e.Outcome.SetString(outcome)
+	e.Cause = cause
 	e.Version = c.snap.Version()
 	c.in.cfg.Journal.Ended(&e)
 }

@@ -62,7 +62,8 @@ type Entry struct {
 	BytesOut  int64
 	Attempts  int
 	Ended     string // who ended it first
-	Outcome   Text   // "200;-;GET;via_upstream", or what went wrong
+	Cause     string // what went wrong, out of a closed set; empty: nothing
+	Outcome   Text   // the destination's word: "200;-;GET;via_upstream"
 	Version   uint64 // of the snapshot that decided
 }
 
@@ -114,6 +115,9 @@ func (e *Entry) String() string {
 	}
 	if e.Ended != "" && e.Ended != "complete" {
 		b = append(append(b, " ended by "...), e.Ended...)
+	}
+	if e.Cause != "" {
+		b = append(append(b, " cause "...), e.Cause...)
 	}
 	if !e.Outcome.Empty() {
 		b = append(append(b, " outcome "...), e.Outcome.String()...)

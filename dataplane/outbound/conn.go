@@ -427,7 +427,7 @@ func (c *conn) passOn(s *sniffer, v decide.Verdict) {
 	go1 := func(ok bool) {
 		if !ok {
 			_ = socket.Abort(fd)
-			c.record(v, snap, connEnd{ended: "server", outcome: "connect"})
+			c.record(v, snap, connEnd{ended: "server", cause: "connect"})
 			return
 		}
 		r.failed = true // the racer is used up; its socket lives on
@@ -468,7 +468,7 @@ func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, f
 		if err != nil {
 			_ = a.SetLinger(0)
 			a.Close()
-			c.record(v, snap, connEnd{ended: "server", outcome: "connect"})
+			c.record(v, snap, connEnd{ended: "server", cause: "connect"})
 			return
 		}
 		c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, relay.Options{}))
@@ -481,7 +481,7 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 	e := c.st.pick(snap.Endpoints(v.Backend), c.pod, &rq)
 	if e == nil {
 		_ = socket.Abort(fd)
-		c.record(v, snap, connEnd{ended: "proxy", outcome: "no-endpoint"})
+		c.record(v, snap, connEnd{ended: "proxy", cause: "no-endpoint"})
 		return
 	}
 	first = clone(first)
@@ -493,7 +493,7 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 		refuse := func(kind string) {
 			_ = a.SetLinger(0)
 			a.Close()
-			c.record(v, snap, connEnd{endpoint: e, ended: "server", outcome: kind})
+			c.record(v, snap, connEnd{endpoint: e, ended: "server", cause: kind})
 		}
 		pin, err := spiffeid.Parse(e.SPIFFEID)
 		if err != nil {
@@ -523,7 +523,7 @@ type connEnd struct {
 	endpoint *snapshot.Endpoint
 	in, out  int64
 	ended    string
-	outcome  string
+	cause    string
 }
 
 func (c *conn) recordRelay(v decide.Verdict, snap *snapshot.Snapshot, e *snapshot.Endpoint, r relay.Result) {
@@ -534,7 +534,7 @@ func (c *conn) recordRelay(v decide.Verdict, snap *snapshot.Snapshot, e *snapsho
 	case relay.B:
 		ended = "server"
 	}
-	c.record(v, snap, connEnd{endpoint: e, in: r.AtoB, out: r.BtoA, ended: ended, outcome: string(r.End)})
+	c.record(v, snap, connEnd{endpoint: e, in: r.AtoB, out: r.BtoA, ended: ended, cause: r.Cause()})
 }
 
 // record tells the journal of a connection that carried no request of ours. Any goroutine.
@@ -553,7 +553,7 @@ func (c *conn) record(v decide.Verdict, snap *snapshot.Snapshot, end connEnd) {
 		e.Endpoint, e.Peer = end.endpoint.Addr, end.endpoint.SPIFFEID
 	}
 	e.BytesIn, e.BytesOut, e.Ended = end.in, end.out, end.ended
-	e.Outcome.SetString(end.outcome)
+	e.Cause = end.cause
 	e.Version = snap.Version()
 	c.o.cfg.Journal.Ended(&e)
 }

@@ -122,6 +122,7 @@ type reqState struct {
 	endpoint *snapshot.Endpoint
 	tried    [3]netip.AddrPort
 	attempt  int
+	cause    string // journal.Entry's
 	outcome  journal.Text
 	reqID    [36]byte
 }
@@ -337,7 +338,7 @@ func (st *loopState) pick(set *snapshot.EndpointSet, p *Pod, rq *reqState) *snap
 
 // fail answers 503 with a reason for people; its kind goes to the journal.
 func (o *Outbound) fail(x *exchange.Exchange, rq *reqState, kind, text string) {
-	rq.outcome.SetString(kind)
+	rq.cause = kind
 	o.reply(x, 503, "", text+"\n", 14)
 }
 
@@ -409,7 +410,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 			c.st.l.Send(x, c.pod.Engine, c.pod.Sockets, c.flow.Dst.AddrPort, c.passH2, &c.info)
 			return
 		}
-		rq.outcome.SetString(code.String())
+		rq.cause = code.String()
 		o.reply(x, 503, "", "the dialled address did not answer ("+code.String()+")\n", 14)
 		return
 	}
@@ -467,7 +468,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.BytesIn, e.BytesOut = x.ReqBytes, x.ResBytes
 	e.Attempts = x.Attempts
 	e.Ended = x.Ended.String()
-	e.Outcome = rq.outcome
+	e.Cause, e.Outcome = rq.cause, rq.outcome
 	e.Version = rq.snap.Version()
 	rq.snap = nil // a request that is over keeps no old world alive
 	rq.v.Backend, rq.endpoint = nil, nil

@@ -85,6 +85,14 @@ type Result struct {
 	Err        error // nil when Finished
 }
 
+// Cause is how the relay ended if it did not end in order; else empty.
+func (r Result) Cause() string {
+	if r.End == Finished {
+		return ""
+	}
+	return string(r.End)
+}
+
 // The causes of Truncated and Broken.
 var (
 	errTruncated = errors.New("relay: the hop ended without close_notify")

@@ -24,6 +24,7 @@ type Metrics struct {
 	reg      *prometheus.Registry
 	ends     *prometheus.CounterVec
 	bytes    *prometheus.CounterVec
+	failures *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 
 	mu   sync.RWMutex
@@ -63,7 +64,11 @@ func New() *Metrics {
 		Help:    "From the head of a request, or the accept of a connection, to its end.",
 		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 60, 300},
 	}, []string{"direction", "kind"})
-	m.reg.MustRegister(m.ends, m.bytes, m.duration, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.failures = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "aether_failures_total",
+		Help: "Requests and connections that something went wrong with, by what: no-certificate, connect, wrong-peer, ...",
+	}, []string{"direction", "kind", "cause"})
+	m.reg.MustRegister(m.ends, m.bytes, m.failures, m.duration, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -94,6 +99,9 @@ func (m *Metrics) Ended(e *journal.Entry) {
 	m.mu.RUnlock()
 	if s == nil {
 		s = m.add(k)
+	}
+	if e.Cause != "" {
+		m.failures.WithLabelValues(k.dir, k.kind, e.Cause).Inc()
 	}
 	s.n.Inc()
 	s.in.Add(float64(e.BytesIn))

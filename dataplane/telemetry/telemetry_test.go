@@ -23,6 +23,7 @@ func TestMetrics(t *testing.T) {
 	e.Host.SetString("secret.host")
 	m.Ended(&e)
 	m.Ended(&e)
+	m.Ended(&journal.Entry{Dir: model.Captured, Request: true, Action: "forward", Status: 503, Cause: "no-certificate"})
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	b, _ := io.ReadAll(w.Body)
@@ -30,7 +31,8 @@ func TestMetrics(t *testing.T) {
 		`aether_ends_total{action="forward",code="2xx",direction="captured",ended="complete",kind="request",reason="declared-http"} 2`,
 		`aether_bytes_total{direction="captured",flow="in",kind="request"} 6`,
 		`aether_bytes_total{direction="captured",flow="out",kind="request"} 10`,
-		`aether_duration_seconds_count{direction="captured",kind="request"} 2`,
+		`aether_duration_seconds_count{direction="captured",kind="request"} 3`,
+		`aether_failures_total{cause="no-certificate",direction="captured",kind="request"} 1`,
 		`aether_test 7`,
 	} {
 		if !strings.Contains(string(b), want) {
