@@ -39,6 +39,10 @@ type Options struct {
 	// a peer that is well but reads nothing for so long (zero window), which is no
 	// fault; it also takes the place of KeepAlive's count.
 	UserTimeout time.Duration
+
+	// Patrol is how often both connections are looked at for a reset that no
+	// read or write meets: a direction that is stuck writing does not read. 0: 15 s.
+	Patrol time.Duration
 }
 
 // Side is one of a relay's two connections.
@@ -121,8 +125,9 @@ type end struct {
 
 // run is one relay under way.
 type run struct {
-	a, b end
-	res  Result // byte counts: each written by one direction; the rest under mu
+	a, b  end
+	every time.Duration // between two looks of the patrol
+	res   Result        // byte counts: each written by one direction; the rest under mu
 
 	mu      sync.Mutex
 	settled bool    // First, End and Err are final
@@ -131,7 +136,7 @@ type run struct {
 }
 
 func newRun(a, b *net.TCPConn, o Options) (*run, error) {
-	r := &run{a: end{TCPConn: a, side: A}, b: end{TCPConn: b, side: B}}
+	r := &run{every: cmp.Or(o.Patrol, 15*time.Second), a: end{TCPConn: a, side: A}, b: end{TCPConn: b, side: B}}
 	for _, e := range []*end{&r.a, &r.b} {
 		var err error
 		if e.raw, err = e.SyscallConn(); err == nil {
@@ -172,6 +177,7 @@ func (e *sideError) Unwrap() error { return e.err }
 // run runs both directions to their ends and closes both connections.
 func (r *run) run(ctx context.Context, ab, ba func() error) Result {
 	stop := context.AfterFunc(ctx, func() { r.abort(&sideError{Nobody, context.Cause(ctx)}) })
+	defer r.patrol()()
 	var back sync.WaitGroup
 	back.Go(func() { r.direction(&r.b, &r.a, ba) })
 	r.direction(&r.a, &r.b, ab)
@@ -198,6 +204,54 @@ func (r *run) direction(src, other *end, copy func() error) {
 	if err := watch(src); err != nil {
 		r.abort(&sideError{src.side, err})
 	}
+}
+
+// patrol looks at both connections now and then; the function it returns ends it.
+func (r *run) patrol() (stop func()) {
+	var mu sync.Mutex
+	var ended bool
+	var t *time.Timer
+	mu.Lock()
+	defer mu.Unlock()
+	t = time.AfterFunc(r.every, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if ended {
+			return
+		}
+		for _, e := range []*end{&r.a, &r.b} {
+			if err := e.wasReset(); err != nil {
+				r.abort(&sideError{e.side, fmt.Errorf("relay: %w", err)})
+				return
+			}
+		}
+		t.Reset(r.every)
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		ended = true
+		t.Stop()
+	}
+}
+
+// wasReset is the error of a connection that was reset, or given up by the
+// kernel. A connection whose two directions have ended in order has none, though
+// bytes may still wait in it to be read.
+func (e *end) wasReset() (err error) {
+	const closed = 7 // TCP_CLOSE
+	cerr := e.raw.Control(func(fd uintptr) {
+		if info, ierr := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); ierr != nil || info.State != closed {
+			return
+		}
+		if n, serr := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR); serr == nil && n != 0 {
+			err = syscall.Errno(n)
+		}
+	})
+	if cerr != nil {
+		return nil // closed by us: the run is over
+	}
+	return err
 }
 
 // over notes that src has ended in order, before the other side can learn of it.

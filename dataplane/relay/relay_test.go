@@ -113,7 +113,9 @@ func newBed(t testing.TB, kind string, first []byte) *bed {
 			t.Fatal(err)
 		}
 		far := make(chan Result, 1)
-		go func() { far <- TLS(context.WithoutCancel(ctx), out, y, ss.Flip(), nil, Options{}) }() // ends with the near one
+		go func() {
+			far <- TLS(context.WithoutCancel(ctx), out, y, ss.Flip(), nil, Options{Patrol: 500 * time.Millisecond})
+		}() // ends with the near one
 		go func() {
 			r := TLS(ctx, a, x, cs.Flip(), first, Options{})
 			<-far
@@ -380,6 +382,34 @@ func TestCancelStuck(t *testing.T) {
 		b.cancel()
 		b.result(t)
 	})
+}
+
+// A reset is noticed by a relay of which one direction is stuck writing and the
+// other has nothing to do: neither reads the connection that was reset.
+func TestResetWhileStuck(t *testing.T) {
+	clientEnd, a := tcpPair(t)
+	b, serverEnd := tcpPair(t)
+	done := make(chan Result, 1)
+	go func() { done <- Plain(t.Context(), a, b, nil, Options{Patrol: 50 * time.Millisecond}) }()
+	for buf := make([]byte, 32<<10); ; { // the server never reads
+		clientEnd.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		if _, err := clientEnd.Write(buf); err != nil {
+			break
+		}
+	}
+	clientEnd.SetLinger(0)
+	clientEnd.Close()
+	select {
+	case r := <-done:
+		if r.End != Reset || r.First != A {
+			t.Errorf("%+v", r)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the reset was not noticed")
+	}
+	if _, err := io.Copy(io.Discard, serverEnd); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the server sees %v, want a reset", err)
+	}
 }
 
 func TestFirst(t *testing.T) {
