@@ -83,6 +83,7 @@ var bounds = []bound{
 
 	{"dataplane/relay", "pipeLen", "bytes of a pipe", "one splice moves at most this much"},
 	{"dataplane/relay", "Options.KeepAlive", "time", "a silent connection is probed; four lost probes, a quarter of this apart, end it"},
+	{"dataplane/relay", "Options.Patrol", "time", "both connections of a relay are looked at this often for a reset that no read or write meets"},
 	{"dataplane/relay", "alertTime", "time", "the alert that tells of a broken hop is given up, and the connection is closed"},
 
 	{"meshhop", "DefaultConnect", "time", "the connect of a hop counts as failed"},
