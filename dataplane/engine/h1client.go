@@ -208,23 +208,12 @@ func (c *h1client) pump() { c.pumpAll(c) }
 
 // fill is h1end.
 func (c *h1client) fill() bool {
-	if !c.readable() {
-		c.rest()
+	n, err := c.refill(c, !c.inBody)
+	if err != nil {
+		c.ended(err)
 		return false
 	}
-	n, err := c.refill(!c.inBody)
-	switch err {
-	case nil:
-	case errFull:
-		return false
-	case errAgain:
-		c.rest()
-		return false
-	case errYield:
-		c.yield(c)
-		return false
-	default:
-		c.ended(err)
+	if n == 0 {
 		return false
 	}
 	if c.x != nil && !c.asked {

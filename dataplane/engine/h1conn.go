@@ -1,11 +1,10 @@
 package engine
 
 import (
-	"errors"
-
 	"aether/dataplane/exchange"
 	"aether/dataplane/http1"
 	"aether/dataplane/httpmsg"
+	"aether/dataplane/reactor"
 )
 
 // h1conn is what both ends of HTTP/1 have in common: buffers that are held
@@ -57,12 +56,14 @@ func (c *h1conn) pumpAll(e h1end) {
 	}
 }
 
-var errFull = errors.New("engine: the read buffer is full")
-
 // refill reads once behind the unread bytes; the caller adds what came to w.
-// grow: a head is being read, which may need the big buffer. errFull: the
-// exchange or the parser has to move first.
-func (c *h1conn) refill(grow bool) (int, error) {
+// grow: a head is being read, which may need the big buffer. Nothing and no
+// error: nothing is there now, or the exchange or the parser has to move first.
+func (c *h1conn) refill(self reactor.Task, grow bool) (int, error) {
+	if !c.readable() {
+		c.rest()
+		return 0, nil
+	}
 	if c.in == nil {
 		c.in = c.l.getIn()
 	}
@@ -73,14 +74,23 @@ func (c *h1conn) refill(grow bool) (int, error) {
 	if c.w == len(c.in) {
 		if !grow || len(c.in) == bigReadBuf {
 			c.hold()
-			return 0, errFull
+			return 0, nil
 		}
 		b := c.l.getBig()
 		copy(b, c.in)
 		c.l.putIn(c.in)
 		c.in = b
 	}
-	return c.read(c.in[c.w:])
+	n, err := c.read(c.in[c.w:])
+	switch err {
+	case errAgain:
+		c.rest()
+		return 0, nil
+	case errYield:
+		c.yield(self)
+		return 0, nil
+	}
+	return n, err
 }
 
 // What became of a run of body bytes.

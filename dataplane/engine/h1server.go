@@ -120,27 +120,16 @@ func (c *h1server) pump() { c.pumpAll(c) }
 
 // fill is h1end.
 func (c *h1server) fill() bool {
-	if !c.readable() {
-		c.rest()
-		return false
-	}
 	if c.state == stLinger {
 		return c.linger()
 	}
-	n, err := c.refill(c.state == stHead)
-	switch err {
-	case nil:
-	case errFull:
-		return false
-	case errAgain:
-		c.rest()
-		return false
-	case errYield:
-		c.yield(c)
-		return false
-	default:
+	n, err := c.refill(c, c.state == stHead)
+	if err != nil {
 		// Orderly or not, the client is gone: nobody waits for the response (docs/decisions/001).
 		c.drop(!errors.Is(err, io.EOF) && c.x != nil, exchange.Cancel)
+		return false
+	}
+	if n == 0 {
 		return false
 	}
 	if c.state == stHead && c.w == c.r {
