@@ -1,5 +1,6 @@
 // Package bench compares the proxy with its peers on one machine, side by side in one
-// run: no proxy at all, Envoy, and HAProxy where the work is the same.
+// run: no proxy at all, Envoy, HAProxy where the work is the same, and a relay that
+// shows what the kernel alone takes.
 //
 //   - Every variant has nodes, pods and an application of its own (e2e/rig), and
 //     its proxies run only while it is measured.
@@ -36,7 +37,7 @@ import (
 // Flags, each with an environment variable for where flags cannot be passed.
 var (
 	full     = flag.Bool("full", os.Getenv("AETHER_BENCH_FULL") != "", "bench: more and longer rounds (environment: AETHER_BENCH_FULL=1); give go test -timeout 60m")
-	variants = flag.String("variants", cmp.Or(os.Getenv("AETHER_BENCH_VARIANTS"), "direct,ours,envoy,haproxy"), "bench: which to compare (environment: AETHER_BENCH_VARIANTS)")
+	variants = flag.String("variants", cmp.Or(os.Getenv("AETHER_BENCH_VARIANTS"), "direct,ours,envoy,haproxy,floor"), "bench: which to compare (environment: AETHER_BENCH_VARIANTS)")
 	out      = flag.String("out", os.Getenv("AETHER_BENCH_OUT"), "bench: `file` that also gets the tables, in Markdown (environment: AETHER_BENCH_OUT)")
 )
 
@@ -80,10 +81,10 @@ type sample map[string]float64
 var phases = []phase{
 	{name: "bench=saturation", rounds: size.load, run: saturation},
 	{name: "bench=rate", rounds: size.load, run: fixedRate},
-	{name: "bench=close", rounds: size.load, run: closeEach},
-	{name: "bench=tcp", rounds: size.load, run: rawTCP},
-	{name: "bench=idle", rounds: func(z size) int { return z.idleRounds }, run: idleConns, skip: []string{"direct"}},
-	{name: "bench=first", rounds: func(size) int { return 3 }, run: serverFirst, skip: []string{"haproxy"}},
+	{name: "bench=close", rounds: size.load, run: closeEach, skip: []string{"floor"}},
+	{name: "bench=tcp", rounds: size.load, run: rawTCP, skip: []string{"floor"}},
+	{name: "bench=idle", rounds: func(z size) int { return z.idleRounds }, run: idleConns, skip: []string{"direct", "floor"}},
+	{name: "bench=first", rounds: func(size) int { return 3 }, run: serverFirst, skip: []string{"haproxy", "floor"}},
 }
 
 func (z size) load() int { return z.rounds }
@@ -137,7 +138,7 @@ func Run(b *testing.B) {
 	for name := range strings.SplitSeq(*variants, ",") {
 		i := slices.IndexFunc(known, func(v variant) bool { return v.name == name })
 		if i < 0 {
-			b.Fatalf("bench: variant %q is none of direct, ours, envoy, haproxy", name)
+			b.Fatalf("bench: variant %q is none of direct, ours, envoy, haproxy, floor", name)
 		}
 		site, err := s.newSite(ctx, root, known[i])
 		if err != nil {

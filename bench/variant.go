@@ -40,6 +40,7 @@ var known = []variant{
 	{name: "ours", prepare: prepareOurs, start: startOurs},
 	{name: "envoy", prepare: prepareEnvoy, start: startEnvoy},
 	{name: "haproxy", prepare: prepareHAProxy, start: startHAProxy},
+	{name: "floor", prepare: prepareFloor, start: startFloor},
 }
 
 // readyTimeout bounds the start of a pair, and then the wait for the first answer through it.
@@ -184,6 +185,27 @@ func startHAProxy(ctx context.Context, s *site, w work) (pair, error) {
 	return s.startPair(ctx, "haproxy", func(side string) []string {
 		return []string{"haproxy", "-db", "-f", filepath.Join(s.conf, fmt.Sprintf("haproxy-%s-%s.cfg", w, side))}
 	}, nil)
+}
+
+// The floor: captured alike, two relays that do nothing but move the bytes. They run in the
+// pods' namespaces and have a connection of their own for each of the client's.
+
+const floorPort = "18009"
+
+func prepareFloor(ctx context.Context, s *site, _ string) error { return s.A.Capture(ctx) }
+
+func startFloor(_ context.Context, s *site, _ work) (p pair, err error) {
+	load := filepath.Join(s.suite.tools, "load")
+	p.b, err = s.rig.StartProcess(&s.B.Space, "floor-b", load, "relay", "-addr", "0.0.0.0:"+floorPort, "-dial", "127.0.0.1:8080")
+	if err != nil {
+		return pair{}, err
+	}
+	p.a, err = s.rig.StartProcess(&s.A.Space, "floor-a", load, "relay", "-addr", "0.0.0.0:18001", "-dial", s.B.IP4.String()+":"+floorPort)
+	if err != nil {
+		p.b.Stop() // the first error says more
+		return pair{}, err
+	}
+	return p, nil
 }
 
 //go:embed peers

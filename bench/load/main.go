@@ -7,6 +7,7 @@
 //	load first     the time to the first byte of a server that speaks first
 //	load source    server of load download
 //	load banner    server of load first
+//	load relay     the least a proxy can do: bytes from one socket to another
 //
 // Every client prints one JSON object and exits with 1 when anything went wrong. It
 // knows nothing of proxies: it dials what it is told.
@@ -30,11 +31,12 @@ func main() {
 
 func start(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("say which: rate, idle, download, first, source or banner")
+		return fmt.Errorf("say which: rate, idle, download, first, source, banner or relay")
 	}
 	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	addr := fs.String("addr", "", "literal `ip:port` to dial, or to listen on")
 	host := fs.String("host", "", "Host of the requests (default: addr)")
+	dial := fs.String("dial", "", "relay: literal `ip:port` of the other half")
 	n := fs.Int("n", 10_000, "idle: connections")
 	bytes := fs.Int64("bytes", 1e9, "download: bytes")
 	qps := fs.Int("qps", 2000, "rate: requests a second, all connections together")
@@ -68,8 +70,14 @@ func start(args []string) error {
 		return serve(to, source)
 	case "banner":
 		return serve(to, banner)
+	case "relay":
+		other, err := netip.ParseAddrPort(*dial)
+		if err != nil || !other.Addr().Is4() || !to.Addr().Is4() {
+			return fmt.Errorf("relay: -addr and -dial must be IPv4 addresses with a port, not %q and %q", *addr, *dial)
+		}
+		return relay(to, other)
 	default:
-		return fmt.Errorf("%q is none of rate, idle, download, first, source, banner", args[0])
+		return fmt.Errorf("%q is none of rate, idle, download, first, source, banner, relay", args[0])
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", args[0], err)
