@@ -31,8 +31,13 @@ demo: setup build ## Show the mesh at work here: two nodes, capture, mTLS (root;
 # Nothing of it is taken from the test cache: what the end-to-end tests run is a binary, which the cache does not see.
 .PHONY: test
 test: setup build ## Install, build, and run every test with the race detector (root)
-	@took() { [ "$${CI:-}" = true ] || echo "make test: $$1 after $$(($$(date +%s) - $(START))) s"; }; \
+	@counts=$$(mktemp); trap 'rm -f "$$counts"' EXIT; export AETHER_TEST_COUNTS=$$counts; \
+	 took() { sort "$$counts" >&2; [ "$${CI:-}" = true ] || echo "make test: $$1 after $$(($$(date +%s) - $(START))) s"; }; \
 	 if go test -race -count=1 -timeout $(TEST_TIMEOUT) ./...; then took passed; else took FAILED; exit 1; fi
+
+.PHONY: mutants
+mutants: ## Break the decision core on purpose, and see each break noticed
+	go test -count=1 -v -timeout $(TEST_TIMEOUT) ./e2e/mutants
 
 .PHONY: e2e
 e2e: setup build ## Run the end-to-end tests alone, with their log (root)

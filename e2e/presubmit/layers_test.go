@@ -89,6 +89,8 @@ var places = []place{
 	{"e2e/mesh", beside, "a mesh with its proxies on the rig"},
 	{"e2e/demo", beside, "the demo"},
 	{"e2e/limits", beside, "writes docs/limits.md"},
+	{"e2e/counts", beside, "what tests say of how much they looked at"},
+	{"e2e/mutants", beside, "breaks the decision core on purpose"},
 	{"e2e/netns", beside, "tests on the rig"},
 	{"e2e/peer", beside, "tests against other proxies"},
 	{"e2e/cluster", beside, "tests in a real cluster"},
