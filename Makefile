@@ -7,6 +7,9 @@ SHELL       := /bin/bash
 # Runs of each fuzz target (by count: golang/go#75804), and the longest a test run may take.
 FUZZTIME     ?= 20000x
 TEST_TIMEOUT ?= 20m
+# Questions of soak-decide, and its seed (0: from the clock).
+CASES        ?= 1000000
+SEED         ?= 0
 
 START := $(shell date +%s)
 
@@ -62,6 +65,10 @@ fuzz: ## Run every fuzz target, FUZZTIME times each (20000x)
 		dir=$${file%/*}; echo "$$dir $${func#func }"; \
 		go test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime=$(FUZZTIME) "$$dir"; \
 	 done
+
+.PHONY: soak-decide
+soak-decide: ## Hold decisions against the reference, CASES times (1000000); SEED repeats a run
+	go test -count=1 -timeout 0 -v ./dataplane/decide/reference -run '^TestSoak$$' -cases $(CASES) -seed $(SEED)
 
 .PHONY: bench
 bench: setup ## Compare with the peers side by side, shortly (root)

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -114,9 +116,7 @@ func TestHelloAgainstCryptoTLS(t *testing.T) {
 			if got := show(Detect(b)); got != want {
 				t.Fatalf("got  %s\nwant %s", got, want)
 			}
-			if at := finalAt(b); at != len(b) {
-				t.Errorf("final after %d of %d bytes", at, len(b))
-			}
+			onlyWhileItMatters(t, b)
 			everyPrefix(t, b)
 			if name == "many alpn" {
 				return // more names than the scratch space holds: TestSplitALPN
@@ -142,6 +142,65 @@ func TestHelloAgainstCryptoTLS(t *testing.T) {
 	}
 }
 
+// onlyWhileItMatters checks that b is waited for as long as what comes can change the
+// answer, and not longer: while More is set there is another way to go on that ends in
+// another answer.
+func onlyWhileItMatters(t *testing.T, b []byte) {
+	t.Helper()
+	want := fmt.Sprint(columns(Detect(b).Hello))
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range len(b) + 1 {
+		if i > 600 && i < len(b)-40 {
+			continue // inside of the key shares
+		}
+		if !Detect(b[:i]).More {
+			break
+		}
+		matters := i < len(b)-1 && fmt.Sprint(columns(Detect(append(bytes.Clone(b[:i]), bytes.Repeat([]byte{255}, len(b)-i)...)).Hello)) != want
+		for try := 0; try < 50 && !matters; try++ {
+			end := append(bytes.Clone(b[:i]), randomBytes(random, len(b)-i)...)
+			matters = fmt.Sprint(columns(Detect(end).Hello)) != want
+		}
+		if !matters {
+			t.Fatalf("more after %d of %d bytes, and it changes nothing", i, len(b))
+		}
+	}
+}
+
+// TestHelloMoot: the end of a hello that cannot change anything is not waited for, unless
+// it is to come in another record, which may be none.
+func TestHelloMoot(t *testing.T) {
+	shares := func(n int) []byte {
+		return ext(extKeyShare, append([]byte{byte((n + 4) >> 8), byte(n + 4), 0x11, 0xec, byte(n >> 8), byte(n)}, make([]byte, n)...)...)
+	}
+	for _, tt := range []struct {
+		name  string
+		msg   []byte
+		early int
+		want  string
+	}{
+		{"padding", build(nameExt("cart"), ext(21, make([]byte, 700)...)), 700, "cart - - - -"},
+		{"post-quantum share", build(nameExt("cart"), shares(1216)), 1216, "cart - - 11ec -"},
+		{"ECH", build(nameExt("cart"), ext(extECH, make([]byte, 200)...)), 200, "cart - ech - -"},
+		{"another name", build(alpnExt("h2"), ext(extServerName, 0, 13, 0, 0, 4, 'c', 'a', 'r', 't', 7, 0, 3, 'x', 'y', 'z')), 3, "cart h2 - - -"},
+		{"nothing of it", build(ext(21, make([]byte, 90)...), nameExt("cart")), 0, "cart - - - -"},
+	} {
+		b := records(tt.msg, maxFragment)
+		at := finalAt(b)
+		if got := strings.Join(columns(Detect(b[:at]).Hello), " "); at != len(b)-tt.early || got != tt.want {
+			t.Errorf("%s: %s after %d of %d bytes, want %s %d earlier", tt.name, got, at, len(b), tt.want, tt.early)
+		}
+		onlyWhileItMatters(t, b)
+		if tt.early > 1 {
+			split := recordsAt(tt.msg, len(tt.msg)-1)
+			if at := finalAt(split); at != len(split)-1 {
+				t.Errorf("%s in two records: final after %d of %d bytes", tt.name, at, len(split))
+			}
+			everyPrefix(t, split)
+		}
+	}
+}
+
 // TestSplitALPN: where a list lies across records, what the scratch space has no
 // room for is left out.
 func TestSplitALPN(t *testing.T) {
@@ -154,7 +213,7 @@ func TestSplitALPN(t *testing.T) {
 		}
 		n, size = n+1, size+1+len(p)
 	}
-	if size > scratchLen || size < scratchLen-maxName-10 || n == 100 {
+	if size > keptALPN || size < keptALPN-10 || n == 100 {
 		t.Errorf("%d names of %d bytes kept", n, size)
 	}
 	if string(r.SNI) != "cart" {
@@ -192,16 +251,20 @@ func alpnExt(names ...string) []byte {
 	return ext(extALPN, append([]byte{byte(len(l) >> 8), byte(len(l))}, l...)...)
 }
 
-func TestHello(t *testing.T) {
-	const none = "tls"
+// none is what a malformed hello says.
+const none = "tls"
+
+type helloCase struct {
+	name string
+	in   []byte
+	want string
+}
+
+func helloCases() []helloCase {
 	grease := ext(0x0a0a)
 	hs := func(exts ...[]byte) []byte { return records(build(exts...), maxFragment) }
 	bad := func(b []byte, at int, v byte) []byte { b[at] = v; return b }
-	for _, tt := range []struct {
-		name string
-		in   []byte
-		want string
-	}{
+	return []helloCase{
 		{"names", hs(nameExt("cart"), alpnExt("h2", "http/1.1")), "tls sni=cart alpn=h2,http/1.1"},
 		{"grease", hs(grease, nameExt("cart"), alpnExt("\x0a\x0a", "h2"), ext(0xfafa, 0)), "tls sni=cart alpn=\n\n,h2"},
 		{"ech outer", hs(ext(0xfe0d, 0, 0, 1, 0, 1, 9), nameExt("public.example")), "tls sni=public.example"},
@@ -232,7 +295,11 @@ func TestHello(t *testing.T) {
 		{"hello of nothing", records([]byte{1, 0, 0, 0}, 9), none},
 		{"alert inside", append(records([]byte{1, 0, 1, 0, 3, 3}, 99), 21, 3, 1, 0, 2, 1, 0), none},
 		{"empty record inside", append(records([]byte{1, 0, 1, 0, 3, 3}, 99), 22, 3, 1, 0, 0), none},
-	} {
+	}
+}
+
+func TestHello(t *testing.T) {
+	for _, tt := range helloCases() {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := show(Detect(tt.in)); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
@@ -249,7 +316,7 @@ func TestHello(t *testing.T) {
 }
 
 func TestHelloNotComplete(t *testing.T) {
-	b := records(build(nameExt("cart"), alpnExt("h2"), ext(0xff00, make([]byte, 300)...)), maxFragment)
+	b := records(build(nameExt("cart"), alpnExt("h2"), ext(0xff00, make([]byte, 300)...), ext(extVersions, 2, 3, 4)), maxFragment)
 	var s State
 	for _, tt := range []struct {
 		n          int
@@ -270,6 +337,49 @@ func TestHelloNotComplete(t *testing.T) {
 	}
 }
 
+// TestHelloCutAnywhere: a part of a name is no name.
+func TestHelloCutAnywhere(t *testing.T) {
+	b := records(build(nameExt("cart"), alpnExt("h2", "http/1.1"), ext(extKeyShare, 0, 10, 0, 23, 0, 1, 0, 0, 29, 0, 1, 9), ext(extVersions, 4, 3, 4, 3, 3)), maxFragment)
+	whole := columns(Detect(b).Hello)
+	was := 0
+	for i := range len(b) + 1 {
+		var s State
+		shown := 0
+		for k, c := range columns(s.Last(b[:i]).Hello) {
+			if c != "-" {
+				shown++
+				if c != whole[k] {
+					t.Errorf("%d bytes: %q of %q", i, c, whole[k])
+				}
+			}
+		}
+		if shown < was {
+			t.Errorf("%d bytes show less than %d", i, i-1)
+		}
+		was = shown
+	}
+	if was != 4 {
+		t.Errorf("the whole hello shows %d things: %q", was, whole)
+	}
+}
+
+// TestNumbers: what looks like GREASE and is none is kept, and no more than there is room for.
+func TestNumbers(t *testing.T) {
+	var many []byte
+	for i := range 40 {
+		many = append(many, 3, byte(i))
+	}
+	for _, tt := range []struct {
+		list []byte
+		want int
+	}{{[]byte{0x0a, 0x1a, 0x1a, 0x0a, 0x0a, 0x0b}, 3}, {[]byte{0x0a, 0x0a, 0xfa, 0xfa, 3, 4}, 1}, {many, maxNumbers}} {
+		r := Detect(records(build(ext(extVersions, append([]byte{byte(len(tt.list))}, tt.list...)...)), maxFragment))
+		if len(r.Versions) != tt.want {
+			t.Errorf("%x: %s", tt.list, numbersOf(r.Versions))
+		}
+	}
+}
+
 func TestHelloOverMaxPeek(t *testing.T) {
 	b := records(build(nameExt("cart"), ext(0xff00, make([]byte, 20000)...)), 4096)
 	if got := show(Detect(b[:MaxPeek-1])); got != "tls more" {
@@ -281,25 +391,105 @@ func TestHelloOverMaxPeek(t *testing.T) {
 	everyPrefix(t, b)
 }
 
-// FuzzHello holds the names of whole hellos against crypto/tls: what it reads
-// as a server, we read the same; whatever makes us name something is no surprise to it.
+// FuzzHello holds whole hellos against crypto/tls: what it reads as a server, we read
+// the same; whatever makes us name something is no surprise to it.
 func FuzzHello(f *testing.F) {
 	for _, c := range configs() {
-		f.Add(clientHelloOf(f, c), uint16(50))
+		f.Add(clientHelloOf(f, c))
 	}
-	f.Add(records(build(nameExt("cart"), alpnExt("h2"), ext(43, 2, 3, 4)), maxFragment), uint16(7))
-	f.Fuzz(func(t *testing.T, b []byte, cut uint16) {
-		r := Detect(b)
-		if r.More || r.Proto != TLS {
+	f.Add(records(build(nameExt("cart"), alpnExt("h2"), ext(extVersions, 2, 3, 4)), maxFragment))
+	f.Add(records(build(nameExt("cart"), ext(extECH, 1), ext(0x0a0a), ext(extVersions, 6, 0x1a, 0x1a, 3, 4, 3, 3)), 50))
+	f.Fuzz(againstCryptoTLS)
+}
+
+// FuzzExtensions is FuzzHello for hellos whose outer lengths are right: the input is a list of
+// extensions, each a byte for its kind, a byte of length, and its body; and the size of records.
+func FuzzExtensions(f *testing.F) {
+	kinds := []int{extServerName, extALPN, extVersions, extKeyShare, extECH, 0x0a0a, 21}
+	input := func(exts ...[]byte) (b []byte) {
+		for _, e := range exts {
+			kind := slices.Index(kinds, int(e[0])<<8|int(e[1]))
+			b = append(append(b, byte(kind), e[3]), e[4:]...)
+		}
+		return b
+	}
+	f.Add(input(nameExt("cart"), alpnExt("h2", "http/1.1"), ext(extVersions, 6, 0x1a, 0x1a, 3, 4, 3, 3)), uint16(0))
+	f.Add(input(ext(extKeyShare, 0, 10, 0x2a, 0x2a, 0, 1, 0, 0, 29, 0, 1, 9), ext(extECH, 1, 2), ext(21, 0)), uint16(7))
+	f.Add(input(ext(extServerName, 0, 9, 7, 0, 1, 'x', 0, 0, 2, 'm', 'e'), ext(0x0a0a)), uint16(1))
+	f.Fuzz(func(t *testing.T, b []byte, size uint16) {
+		var exts [][]byte
+		for len(b) >= 2 {
+			n := min(int(b[1]), len(b)-2)
+			exts = append(exts, ext(kinds[int(b[0])%len(kinds)], b[2:2+n]...))
+			b = b[2+n:]
+		}
+		msg := build(exts...)
+		whole := records(msg, maxFragment)
+		split := records(msg, 1+int(size)%maxFragment)
+		if len(split) > MaxPeek || len(msg) > maxFragment {
 			return
 		}
-		want := byServer(t, b)
-		if want == "no hello" { // it is stricter in what it does not tell us
-			return
+		againstCryptoTLS(t, whole)
+		againstCryptoTLS(t, split)
+		one, two := Detect(whole), Detect(split)
+		if n := len(one.ALPN.list); n > keptALPN { // of pieces not all is kept
+			two.ALPN = one.ALPN
 		}
-		r.SNI = bytes.TrimSuffix(r.SNI, []byte{'.'})
-		if got := show(r); len(b) <= MaxPeek && got != want {
-			t.Fatalf("got  %s\ncrypto/tls %s", got, want)
+		if full(one) != full(two) {
+			t.Errorf("whole %s\nsplit %s", full(one), full(two))
+		}
+		// What is not kept, and a hello that says nothing, looks the same in the end whatever comes.
+		if h := one.Hello; fmt.Sprint(columns(h)) != "[- - - - -]" && len(h.Versions) < maxNumbers && len(h.KeyShares) < maxNumbers {
+			onlyWhileItMatters(t, whole)
 		}
 	})
+}
+
+func againstCryptoTLS(t *testing.T, b []byte) {
+	t.Helper()
+	r := Detect(b)
+	if r.More || r.Proto != TLS || len(b) > MaxPeek {
+		return
+	}
+	var want *tls.ClientHelloInfo
+	in := &scripted{r: bytes.NewReader(b)}
+	tls.Server(in, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+		want = h
+		return nil, errStop
+	}}).Handshake()
+	if want == nil { // it is stricter in what it does not tell us
+		return
+	}
+	if got := string(bytes.TrimSuffix(r.SNI, []byte{'.'})); got != want.ServerName {
+		t.Errorf("sni %q, crypto/tls %q", got, want.ServerName)
+	}
+	var alpn []string
+	size := 0
+	for n := range r.ALPN.All() {
+		alpn = append(alpn, string(n))
+		size += 1 + len(n)
+	}
+	if len(alpn) < len(want.SupportedProtos) && size > keptALPN-1-maxName {
+		want.SupportedProtos = want.SupportedProtos[:len(alpn)] // in pieces, and not all kept
+	}
+	if !slices.Equal(alpn, want.SupportedProtos) {
+		t.Errorf("alpn %q, crypto/tls %q", alpn, want.SupportedProtos)
+	}
+	if got, want := r.ECH, slices.Contains(want.Extensions, extECH); got != want {
+		t.Errorf("ech %v, crypto/tls %v", got, want)
+	}
+	var versions []uint16
+	if slices.Contains(want.Extensions, extVersions) {
+		for _, v := range want.SupportedVersions {
+			if v&0x0f0f != 0x0a0a || v>>8 != v&255 {
+				versions = append(versions, v)
+			}
+		}
+	}
+	if got, want := numbersOf(r.Versions), numbersOf(versions[:min(len(versions), maxNumbers)]); got != want {
+		t.Errorf("versions %s, crypto/tls %s", got, want)
+	}
+	if (r.KeyShares != nil) && !slices.Contains(want.Extensions, extKeyShare) {
+		t.Errorf("shares %s of no extension", numbersOf(r.KeyShares))
+	}
 }

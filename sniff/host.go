@@ -37,7 +37,7 @@ func (s *State) RequestHost(b []byte) (host []byte, more, ok bool) {
 			}
 		case len(line) == 0:
 			return nil, false, false // the end of the head
-		case len(line) > 4 && line[4] == ':' && bytes.EqualFold(line[:4], []byte("host")):
+		case isHost(line):
 			host := bytes.Trim(line[5:], " \t")
 			return host, false, len(host) > 0
 		}
@@ -46,20 +46,33 @@ func (s *State) RequestHost(b []byte) (host []byte, more, ok bool) {
 	return nil, len(b) < MaxPeek, false
 }
 
+// isHost reports whether line is a Host field.
+func isHost(line []byte) bool {
+	return len(line) > 4 && line[4] == ':' &&
+		line[0]|0x20 == 'h' && line[1]|0x20 == 'o' && line[2]|0x20 == 's' && line[3]|0x20 == 't'
+}
+
 // targetHost reads a request line. found says that Host need not be looked
 // at: host is then the authority, nil where there can be none.
 func targetHost(line []byte) (host []byte, found bool) {
-	method, rest, ok := bytes.Cut(line, []byte{' '})
-	target, proto, ok2 := bytes.Cut(rest, []byte{' '})
-	if !ok || !ok2 || len(proto) != len(version)+1 || string(proto[:len(version)]) != version {
+	space := bytes.IndexByte(line, ' ')
+	if space < 0 {
 		return nil, true
 	}
-	if string(method) == "CONNECT" {
+	method, target := line[:space], line[space+1:]
+	if space = bytes.IndexByte(target, ' '); space < 0 {
 		return nil, true
+	}
+	target, proto := target[:space], target[space+1:]
+	if len(proto) != len(version)+1 || string(proto[:len(version)]) != version || string(method) == "CONNECT" {
+		return nil, true
+	}
+	if len(target) > 0 && target[0] == '/' {
+		return nil, false // origin-form, perhaps with a "://" in it
 	}
 	scheme, after, ok := bytes.Cut(target, []byte("://"))
 	if !ok || !isScheme(scheme) {
-		return nil, false // origin-form, asterisk-form, or a "://" inside a path
+		return nil, false // asterisk-form, or a target that is no URI
 	}
 	if i := bytes.IndexAny(after, "/?#"); i >= 0 {
 		after = after[:i]

@@ -1,10 +1,13 @@
-// Package sniff tells from a client's first bytes what a TCP connection speaks.
+// Package sniff tells from a client's first bytes what a TCP connection or a UDP flow speaks,
+// and what a ClientHello in them offers.
 //
-//   - An answer without More is final: bytes that follow never change it.
-//   - It comes as early as the bytes allow, and at the latest after MaxPeek of them.
+//   - An answer without More is final: bytes that follow never change it. With More, some could.
+//   - It comes as early as the bytes allow, and at the latest after MaxPeek of them (of a
+//     UDP flow, after MaxDatagrams).
+//   - It is the same however the bytes were cut into segments.
 //   - A State allocates nothing, never writes to the caller's buffer, and goes
-//     through each byte once, however the bytes were cut into segments.
-//   - Slices in a Result alias the caller's buffer or the State: they are good
+//     through each byte once (the HTTP/2 preface's, twice).
+//   - Slices in a result alias the caller's buffer or the state: they are good
 //     until either of them changes.
 //
 // It looks only at what the client sends. It knows no socket, clock, port or
@@ -12,14 +15,18 @@
 // the caller's.
 package sniff
 
-import "iter"
+import (
+	"encoding/binary"
+	"iter"
+	"math/bits"
+)
 
 // MaxPeek is how many of the first bytes, at most, an answer depends on, in
 // bytes. A connection that has not shown what it is by then is Unknown; a
 // ClientHello that has not ended by then is TLS with what it has shown so far.
 const MaxPeek = 16 << 10
 
-// Proto is what a connection speaks. The set is closed.
+// Proto is what a connection or flow speaks. The set is closed.
 type Proto uint8
 
 // The protocols, and the rules for them (contract 4.2).
@@ -34,6 +41,9 @@ const (
 	H2C
 	// TLS: a handshake record of SSL 3.0 or later that starts a ClientHello (RFC 8446 section 5.1).
 	TLS
+	// QUIC: an Initial packet that authenticates (RFC 9001 section 5.2). Only a
+	// QUICState finds it: it is never on TCP.
+	QUIC
 	// Unknown: anything else, a request line without a version among it.
 	Unknown
 )
@@ -51,6 +61,8 @@ func (p Proto) String() string {
 		return "h2c"
 	case TLS:
 		return "tls"
+	case QUIC:
+		return "quic"
 	case Unknown:
 		return "opaque"
 	}
@@ -66,13 +78,34 @@ type Result struct {
 	// More: bytes to come can still change the answer.
 	More bool
 
-	// SNI is the host name of a ClientHello (RFC 6066 section 3) as it was sent:
-	// not folded, not validated, perhaps an IP literal; with ECH the outer one. Nil when
-	// there is none, when it is longer than any DNS name, or when the hello is malformed.
+	// Hello is what a ClientHello offers; zero while More is set and for what is not TLS.
+	Hello
+}
+
+// Hello is what a ClientHello offers (RFC 8446 section 4.1.2). Of a malformed one
+// it holds nothing; of one that cannot be seen whole, what the whole extensions
+// before the cut say.
+type Hello struct {
+	// SNI is the host name (RFC 6066 section 3) as it was sent: not folded, not
+	// validated, perhaps an IP literal; with ECH the outer one. Nil when
+	// there is none or when it is longer than any DNS name.
 	SNI []byte
 
-	// ALPN is what a ClientHello offers (RFC 7301 section 3.1); empty like SNI.
+	// ALPN is the protocol names (RFC 7301 section 3.1) as they were sent, GREASE among
+	// them. Of a list that lies across TLS records the first 513 bytes are kept.
 	ALPN ALPN
+
+	// ECH: there is an encrypted_client_hello extension, a real one or GREASE: from
+	// outside they look alike (draft-ietf-tls-esni section 6.2).
+	ECH bool
+
+	// KeyShares are the named groups (RFC 8446 section 4.2.7) that key shares are
+	// there for, in the order sent, GREASE (RFC 8701) left out, at most 16.
+	KeyShares []uint16
+
+	// Versions is the supported_versions extension (RFC 8446 section 4.2.1), like
+	// KeyShares. A hello without it offers what its legacy_version says.
+	Versions []uint16
 }
 
 // ALPN is a list of protocol names in the order they were sent. The zero
@@ -107,21 +140,17 @@ func (a ALPN) Has(name string) bool {
 // offsets, never slices: the buffer may move as it grows. Not safe for
 // concurrent use.
 type State struct {
-	pos   int   // bytes gone through (text)
-	pre   int   // of those, how many match the HTTP/2 preface
+	pos   int   // bytes gone through
 	phase uint8 // of the request line
 
-	rec  int // offset of the TLS record not yet complete
-	got  int // bytes of handshake before it
-	need int // bytes of handshake that the hello has, its header included; 0: not known yet
+	left int // bytes left of the TLS record
 
 	line int // offset of the header line that RequestHost looks at next
 
 	proto Proto
 	done  bool // proto is final
-	bad   bool // malformed ClientHello: no names
 
-	scratch [scratchLen]byte // names that lie across two records
+	offer offer // the ClientHello
 }
 
 // Detect says what b, all bytes seen from the first one on, is. Between calls
@@ -140,7 +169,7 @@ func Detect(b []byte) Result { return new(State).Detect(b) }
 
 func (s *State) detect(b []byte, last bool) Result {
 	b = b[:min(len(b), MaxPeek)]
-	if len(b) < max(s.pos, s.rec) {
+	if len(b) < s.pos {
 		*s = State{}
 	}
 	if !s.done && len(b) > 0 {
@@ -161,15 +190,16 @@ func (s *State) detect(b []byte, last bool) Result {
 			r.More = true
 		}
 	}
-	if r.Proto == TLS && !r.More && !s.bad {
-		s.names(b, &r)
+	if r.Proto == TLS && !r.More {
+		r.Hello = s.offer.hello(b)
 	}
 	return r
 }
 
 func (s *State) end(p Proto) { s.proto, s.done = p, true }
 
-const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+// Preface is what an HTTP/2 client with prior knowledge begins with (RFC 9113 section 3.4).
+const Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 // The places of a request line where a byte can stand.
 const (
@@ -189,33 +219,77 @@ const (
 
 	version    = "HTTP/1."
 	lenVersion = uint8(len(version))
+	usual      = version + "1\r\n"
 )
 
 // text goes on with bytes that do not start like TLS: a request line, the
 // preface, or neither.
 func (s *State) text(b []byte) {
-	pos, pre, phase := s.pos, s.pre, s.phase
-	for _, c := range b[pos:] {
-		if pre == pos && c == preface[pos] {
-			pre++ // pos < len(preface): at its end we have returned
+	if s.pos == 0 && b[0] == Preface[0] {
+		n := 1
+		for n < min(len(b), len(Preface)) && b[n] == Preface[n] {
+			n++
 		}
-		pos++
-		phase = step(phase, c)
-		switch {
-		case phase == isHTTP10:
-			s.end(HTTP10)
-		case phase == isHTTP11:
-			s.end(HTTP11)
-		case pre == len(preface):
+		switch n {
+		case len(Preface):
+			s.pos = n
 			s.end(H2C)
-		case phase == isNeither && pre != pos:
+			return
+		case len(b):
+			return // at most len(Preface) bytes are gone through again
+		}
+	}
+	pos, phase := s.pos, s.phase
+	for pos < len(b) {
+		// The two fields that may be long, and the end that nearly all lines have, in larger steps.
+		switch phase {
+		case inMethod:
+			for pos < len(b) && class[b[pos]]&token != 0 {
+				pos++
+			}
+		case inTarget:
+			pos += visibles(b[pos:])
+		case inVersion:
+			if len(b)-pos >= len(usual) && string(b[pos:pos+len(usual)]) == usual {
+				pos, phase = pos+len(usual), isHTTP11
+			}
+		}
+		if pos < len(b) && phase < isHTTP10 {
+			phase = step(phase, b[pos])
+			pos++
+		}
+		switch phase {
+		case isHTTP10:
+			s.end(HTTP10)
+		case isHTTP11:
+			s.end(HTTP11)
+		case isNeither:
 			s.end(Unknown)
 		default:
 			continue
 		}
 		break
 	}
-	s.pos, s.pre, s.phase = pos, pre, phase
+	s.pos, s.phase = pos, phase
+}
+
+// visibles is the number of visible bytes that b begins with.
+func visibles(b []byte) int {
+	const ones, tops = ^uint64(0) / 255, ^uint64(0) / 255 * 0x80
+	n := 0
+	for ; len(b)-n >= 8; n += 8 {
+		// Eight at a time: the lowest top bit that is left marks the first byte under 0x21 or, in
+		// the second term, equal to 0x7f. (Higher ones may be there by a borrow.)
+		x := binary.LittleEndian.Uint64(b[n:])
+		y := x ^ ones*0x7f
+		if m := ((x-ones*0x21)&^x | (y-ones)&^y) & tops; m != 0 {
+			return n + bits.TrailingZeros64(m)/8
+		}
+	}
+	for n < len(b) && class[b[n]]&visible != 0 {
+		n++
+	}
+	return n
 }
 
 // step is the request line's automaton: the place after c.

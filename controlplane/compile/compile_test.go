@@ -91,6 +91,22 @@ func TestPins(t *testing.T) {
 	}
 }
 
+// TestIdentities: a row without an identity that a certificate can carry is no
+// endpoint (SPIFFE-ID 2).
+func TestIdentities(t *testing.T) {
+	for id, ok := range map[string]bool{
+		"spiffe://td/ns/shop/sa/cart": true, "spiffe://td/x": true, "spiffe://td": false, "spiffe://td/": false, "spiffe://td/a/": false, "spiffe://td/a//b": false,
+		"spiffe://td/../x": false, "spiffe://TD/x": false, "https://td/x": false, "spiffe:///x": false, "cart": false, "": false,
+	} {
+		m := modeltest.Mesh(t, "pods shop/cart 8080")
+		m.Endpoints[0].SPIFFEID = id
+		s, problems := compile.Compile(m)
+		if (len(s.Services()) == 1) != ok || (len(problems) == 0) != ok {
+			t.Errorf("%q: %d services, %v", id, len(s.Services()), problems)
+		}
+	}
+}
+
 // TestEndpoints: what the short way takes and what it leaves to Compile.
 func TestEndpoints(t *testing.T) {
 	base := "service shop/cart 10.96.0.1\npods shop/cart*2 8080,9000=tcp\npods shop/cart 8080\nservice shop/db 10.96.0.2\npods shop/db 5432=tcp,6000=tcp\n"
@@ -166,29 +182,6 @@ func TestDomain(t *testing.T) {
 		if s.Domain() != tt.want || (len(problems) > 0) != tt.bad {
 			t.Errorf("%q: %q, %v", tt.in, s.Domain(), problems)
 		}
-	}
-}
-
-// TestSharing: ports with the same pods share one set, ports with the same
-// routes one program.
-func TestSharing(t *testing.T) {
-	s, _ := compile.Compile(modeltest.Mesh(t, `
-service shop/cart 10.96.0.1
-pods shop/cart*3 8080,9090,9000=tcp
-pods shop/cart 7070
-route shop/r cart
-rule all set=x-a:1
-`))
-	svc := s.Service(model.ServiceName{Namespace: "shop", Name: "cart"})
-	a, b, c := svc.Port(8080), svc.Port(9090), svc.Port(7070)
-	if s.Endpoints(a.Backend) != s.Endpoints(b.Backend) || s.Endpoints(a.Backend) == s.Endpoints(c.Backend) {
-		t.Error("endpoint sets")
-	}
-	if a.Program == nil || a.Program != b.Program || a.Program != c.Program {
-		t.Error("programs")
-	}
-	if svc.Port(9000).Program != nil {
-		t.Error("a route on a TCP port")
 	}
 }
 

@@ -4,222 +4,582 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
-	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 )
 
-// route is an HTTPRoute with its rules compiled.
+// route is one route object, compiled as far as that goes without knowing the
+// services. The rest is done for each service that it is attached to.
 type route struct {
 	*model.Route
-	rules []*snapshot.Rule
+	object   string // "HTTPRoute shop/cart"
+	rules    []routeRule
+	names    []serverName // of a TLSRoute
+	problems []model.Problem
+
+	// What it names, each once.
+	parents, backends []*service
+	uses              []model.ServiceName // HTTPFilters
 }
 
-func (r *route) object() string { return "HTTPRoute " + r.Namespace + "/" + r.Name }
+// routeRule is one rule of a route.
+type routeRule struct {
+	name     string // "HTTPRoute shop/cart rule 1 (its own)"
+	invalid  string // not empty: why requests that pick it get 500
+	arms     []arm
+	filters  []ruleFilter
+	backends []backendFilters // beside the rule's Backends
+}
 
-// collectRoutes takes the routes, oldest first (contract 10.3). Of two with one
-// name neither is in force, but their matches are kept and refuse: what they
-// were written to govern is not left ungoverned.
-func (c *compiler) collectRoutes() []*route {
-	var routes []*route
-	count := map[model.ServiceName]int{} // a route's name has the same two parts
-	for i := range c.mesh.Routes {
-		r := &c.mesh.Routes[i]
-		routes = append(routes, &route{Route: r})
-		count[model.ServiceName{Namespace: r.Namespace, Name: r.Name}]++
-	}
-	slices.SortFunc(routes, func(a, b *route) int {
-		if d := cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name)); d != 0 {
-			return d
-		}
-		return cmp.Compare(fmt.Sprint(*a.Route), fmt.Sprint(*b.Route))
-	})
-	for _, r := range routes {
+// backendFilters are a backend's own.
+type backendFilters struct {
+	filters []ruleFilter
+	invalid string
+}
+
+// serverName is one of a TLSRoute.
+type serverName struct {
+	name  string // lower case, without the "*"
+	below bool
+}
+
+// compileRoutes compiles the objects of one kind and name. Of more than one
+// neither is in force, but their matches are kept and refuse: what they were
+// written to govern is not left ungoverned.
+func compileRoutes(objects []model.Route) []*route {
+	out := make([]*route, len(objects))
+	for i := range objects {
+		r := &route{Route: &objects[i]}
+		r.object = r.Kind.String() + " " + r.Namespace + "/" + r.Name
 		twice := ""
-		if count[model.ServiceName{Namespace: r.Namespace, Name: r.Name}] > 1 {
-			twice = "there are two HTTPRoutes of this name"
-			c.problem(r.object(), "%s: requests that match either get 500; delete one", twice)
+		if len(objects) > 1 {
+			twice = "there are two " + r.Kind.String() + "s of this name"
+			r.warn("%s: requests that match either get 500; delete one", twice)
 		}
-		for i := range r.Rules {
-			r.rules = append(r.rules, c.rule(r, i, twice))
+		switch r.Kind {
+		case model.HTTPRoute, model.GRPCRoute:
+			r.rules = make([]routeRule, len(r.Rules))
+			for j := range r.Rules {
+				r.rules[j] = r.readRule(j, twice)
+			}
+		case model.TLSRoute, model.TCPRoute:
+			r.rules = make([]routeRule, len(r.Rules))
+			for j := range r.Rules {
+				r.rules[j] = r.readRawRule(j, twice)
+			}
+			r.readNames()
+		default:
+			r.warn("unknown kind of route %d: it is not in force; use HTTPRoute, GRPCRoute, TLSRoute or TCPRoute", r.Kind)
 		}
+		out[i] = r
 	}
-	return routes
+	if len(out) > 1 {
+		slices.SortFunc(out, func(a, b *route) int { return compareRouteText(a.Route, b.Route) })
+	}
+	return out
 }
 
-// attach hangs every route on the ports that its parents name (contract 10.1).
-func (c *compiler) attach(routes []*route) {
-	for _, r := range routes {
+func (r *route) warn(format string, args ...any) {
+	r.problems = append(r.problems, problem(r.object, format, args...))
+}
+
+func (r *route) known() bool { return r.Kind >= model.GRPCRoute && r.Kind <= model.TCPRoute }
+
+func (r *route) ruleName(i int) string {
+	name := r.object + " rule " + strconv.Itoa(i+1)
+	if own := r.Rules[i].Name; own != "" {
+		name += " (" + own + ")"
+	}
+	return name
+}
+
+// readRule compiles a rule of an HTTPRoute or GRPCRoute.
+func (r *route) readRule(i int, twice string) routeRule {
+	in := &r.Rules[i]
+	out := routeRule{name: r.ruleName(i), invalid: twice}
+	m := matchReader{kind: r.Kind, warn: func(format string, args ...any) { r.warn("%s: "+format, append([]any{out.name}, args...)...) }}
+	prefixes := true
+	if len(in.Matches) == 0 {
+		a, _ := m.read(&model.Match{})
+		out.arms = []arm{a}
+	}
+	for j := range in.Matches {
+		if a, ok := m.read(&in.Matches[j]); ok {
+			a.Index = j + 1
+			out.arms = append(out.arms, a)
+		}
+		// A match without a path is one of "/" (Gateway API HTTPRouteMatch).
+		prefixes = prefixes && (in.Matches[j].PathKind == model.PathPrefix || in.Matches[j].PathKind == model.PathAny)
+	}
+	at, backend := inHTTPRule, inHTTPBackend
+	if r.Kind == model.GRPCRoute {
+		at, backend = inGRPCRule, inGRPCBackend
+	}
+	refuse := func(why string) {
+		if out.invalid == "" && why != "" {
+			r.warn("%s: %s; requests that pick it get 500", out.name, why)
+			out.invalid = why
+		}
+	}
+	refuse(in.Invalid)
+	refuse(m.invalid)
+	var why string
+	out.filters, why = readFilters(in.Filters, at, prefixes)
+	refuse(why)
+	if len(in.Backends) > maxBackends {
+		refuse(fmt.Sprintf("it has %d backends, and %d are the most", len(in.Backends), maxBackends))
+		return out
+	}
+	out.backends = make([]backendFilters, len(in.Backends))
+	for j := range in.Backends {
+		if ref := &in.Backends[j]; len(ref.Filters) > 0 {
+			b := &out.backends[j]
+			b.filters, b.invalid = readFilters(ref.Filters, backend, prefixes)
+		}
+	}
+	return out
+}
+
+// readRawRule compiles a rule of a TCPRoute or TLSRoute, which has backends only.
+func (r *route) readRawRule(i int, twice string) routeRule {
+	in := &r.Rules[i]
+	out := routeRule{name: r.ruleName(i), invalid: twice}
+	why := in.Invalid
+	switch {
+	case why != "":
+	case len(in.Matches) > 0 || len(in.Filters) > 0:
+		why = "matches and filters mean nothing to raw TCP: remove them"
+	case len(in.Backends) > maxBackends:
+		why = fmt.Sprintf("it has %d backends, and %d are the most", len(in.Backends), maxBackends)
+	}
+	if out.invalid == "" && why != "" {
+		r.warn("%s: %s; connections to it are refused", out.name, why)
+		out.invalid = why
+	}
+	return out
+}
+
+func (r *route) readNames() {
+	if r.Kind != model.TLSRoute {
+		return
+	}
+	if len(r.ServerNames) == 0 {
+		r.warn("it has no server name and takes no connection: name one in hostnames")
+	}
+	for _, n := range r.ServerNames {
+		s := serverName{name: strings.ToLower(n)}
+		host := s.name
+		if rest, ok := strings.CutPrefix(s.name, "*"); ok {
+			s.name, s.below = rest, true
+			host = strings.TrimPrefix(rest, ".")
+			if rest == host {
+				host = "" // "*x"
+			}
+		}
+		if !hostName(host) {
+			r.warn("%q is no server name: write a host name, or *. and one", n)
+			continue
+		}
+		if !slices.Contains(r.names, s) {
+			r.names = append(r.names, s)
+		}
+	}
+}
+
+// compareRoutes is the order of routes: the older one first, then
+// "{namespace}/{name}" (Gateway API).
+func compareRoutes(a, b *route) int {
+	if d := a.Created.Compare(b.Created); d != 0 {
+		return d
+	}
+	if a.Namespace != b.Namespace {
+		return cmp.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+	}
+	return cmp.Compare(a.Name, b.Name)
+}
+
+// refersTo are the services that a rule names as backends, mirrors included.
+func (r *route) refersTo(each func(model.ServiceName)) {
+	filters := func(list []model.Filter) {
+		for i := range list {
+			if m := list[i].Mirror; m != nil {
+				each(m.Backend.Service)
+			}
+		}
+	}
+	for i := range r.Rules {
+		filters(r.Rules[i].Filters)
+		for j := range r.Rules[i].Backends {
+			each(r.Rules[i].Backends[j].Service)
+			filters(r.Rules[i].Backends[j].Filters)
+		}
+	}
+}
+
+// attached is the routes of one service, on its ports, by who calls.
+type attached struct {
+	s      *service
+	routed bool
+	hangs  []hang // in the order of routes
+	tls    []hang
+	// What was compiled for one set of routes serves every port that has the same:
+	// most routes name no port.
+	rules map[*route][]*snapshot.Rule
+	progs []made[*snapshot.Program]
+	split map[*route]*snapshot.Split
+}
+
+// hang is one route on one port; port 0 of a TLSRoute: every port that is not HTTP.
+type hang struct {
+	*route
+	port uint16
+}
+
+type made[T any] struct {
+	routes []*route
+	is     T
+}
+
+// attach hangs the routes on the ports that their parentRefs name (contract 10.1).
+func (x *Index) attach(s *service) *attached {
+	at := &attached{s: s}
+	if len(s.parentOf) == 0 {
+		return at
+	}
+	slices.SortFunc(s.parentOf, func(a, b *route) int {
+		return cmp.Or(compareRoutes(a, b), cmp.Compare(a.Kind, b.Kind), compareTwins(a, b))
+	})
+	for _, r := range s.parentOf {
 		for _, p := range r.Parents {
-			s := c.services[p.Service]
-			if s == nil {
-				c.problem(r.object(), "parentRef Service %s: there is no such service in the mesh (NoMatchingParent); check the name, or wait for its pods", p.Service)
+			if p.Service != s.name || !r.known() {
 				continue
-			}
-			if s.broken != "" {
-				s.routed = true // its names are refused, the Kubernetes ones included
-				continue
-			}
-			hung := false
-			for _, vp := range s.ports {
-				if vp.class != model.HTTP || p.Port != 0 && p.Port != vp.number {
-					continue
-				}
-				hung = true
-				if !slices.Contains(s.attached[vp.number], r) {
-					s.attached[vp.number] = append(s.attached[vp.number], r)
-				}
 			}
 			switch {
-			case hung:
-				s.routed = true
-			case p.Port == 0:
-				c.problem(r.object(), "parentRef Service %s: it has no HTTP port (NoMatchingParent); declare one in endpoint.aether.io/ports", p.Service)
+			case !s.exists:
+				at.problem(r, "parentRef Service %s: there is no such service in the mesh (NoMatchingParent); check the name, or wait for its pods", s.name)
+			case s.broken != "":
+				at.routed = true // its names are refused, the Kubernetes ones included
 			default:
-				c.problem(r.object(), "parentRef Service %s port %d: that is no HTTP port of it (NoMatchingParent); it serves %s", p.Service, p.Port, s.portList())
+				at.hang(r, p.Port)
 			}
 		}
 	}
+	return at
 }
 
-// portList is "8080 (http), 9000 (tcp)", or "no port".
-func (s *service) portList() string {
-	var out []string
-	for _, p := range s.ports {
-		out = append(out, fmt.Sprintf("%d (%s)", p.number, p.class))
+// compareTwins puts routes of one kind and name into the order that compileRoutes gave them.
+func compareTwins(a, b *route) int {
+	if a == b || a.Kind != b.Kind || a.Namespace != b.Namespace || a.Name != b.Name {
+		return 0
 	}
-	return cmp.Or(strings.Join(out, ", "), "no port")
+	return compareRouteText(a.Route, b.Route)
+}
+
+// compareRouteText compares all of two routes of one age.
+func compareRouteText(a, b *model.Route) int {
+	x, y := *a, *b
+	x.Created, y.Created = time.Time{}, time.Time{} // JSON does not write every time
+	return compareJSON(&x, &y)
+}
+
+func (at *attached) problem(r *route, format string, args ...any) {
+	at.s.problems = append(at.s.problems, problem(r.object, format, args...))
+}
+
+// hang attaches r to the port, or to all that fit where it is 0.
+func (at *attached) hang(r *route, port uint16) {
+	class, what := model.HTTP, "HTTP"
+	if r.Kind == model.TCPRoute {
+		class, what = model.TCP, "TCP"
+	}
+	if r.Kind == model.TLSRoute {
+		if p := at.s.port(port); port != 0 && (p == nil || p.class == model.HTTP) {
+			at.problem(r, "parentRef Service %s port %d: that is no raw port of it (NoMatchingParent); it serves %s", at.s.name, port, at.s.portList())
+			return
+		}
+		at.routed = true
+		if h := (hang{r, port}); !slices.Contains(at.tls, h) {
+			at.tls = append(at.tls, h)
+		}
+		return
+	}
+	hung := false
+	for i := range at.s.ports {
+		p := &at.s.ports[i]
+		if p.class != class || port != 0 && port != p.number {
+			continue
+		}
+		hung = true
+		if h := (hang{r, p.number}); !slices.Contains(at.hangs, h) {
+			at.hangs = append(at.hangs, h)
+		}
+	}
+	switch {
+	case hung:
+		at.routed = true
+	case port == 0:
+		at.problem(r, "parentRef Service %s: it has no %s port (NoMatchingParent); declare one in endpoint.aether.io/ports", at.s.name, what)
+	default:
+		at.problem(r, "parentRef Service %s port %d: that is no %s port of it (NoMatchingParent); it serves %s", at.s.name, port, what, at.s.portList())
+	}
+}
+
+// who is the group of callers that a route of the service is for: all, "", for
+// the producer's; else those of a consumer's namespace (GEP-1426).
+func (at *attached) who(r *route) string {
+	if r.Namespace == at.s.name.Namespace {
+		return ""
+	}
+	return r.Namespace
+}
+
+// groups are the routes of a port by the callers they are for.
+func (at *attached) groups(port uint16) (who []string, routes map[string][]*route) {
+	for _, h := range at.hangs {
+		if h.port != port {
+			continue
+		}
+		if routes == nil {
+			routes = map[string][]*route{}
+		}
+		w := at.who(h.route)
+		if routes[w] == nil {
+			who = append(who, w)
+		}
+		routes[w] = append(routes[w], h.route)
+	}
+	return who, routes
+}
+
+// programs are those of an HTTP port.
+func (at *attached) programs(x *Index, port uint16) (own *snapshot.Program, consumers map[string]*snapshot.Program) {
+	if len(at.hangs) == 0 {
+		return nil, nil
+	}
+	who, routes := at.groups(port)
+	for _, w := range who {
+		p := at.program(x, at.oneKind(routes[w], port))
+		if w == "" {
+			own = p
+			continue
+		}
+		if consumers == nil {
+			consumers = map[string]*snapshot.Program{}
+		}
+		consumers[w] = p
+	}
+	return own, consumers
+}
+
+// oneKind leaves out the HTTPRoutes of a group that has a GRPCRoute on the port (GEP-1426).
+func (at *attached) oneKind(routes []*route, port uint16) []*route {
+	i := slices.IndexFunc(routes, func(r *route) bool { return r.Kind == model.GRPCRoute })
+	if i < 0 {
+		return routes
+	}
+	var out []*route
+	for _, r := range routes {
+		if r.Kind == model.GRPCRoute {
+			out = append(out, r)
+			continue
+		}
+		at.problem(r, "parentRef Service %s port %d: not attached (Conflicted), for %s is, and a GRPCRoute goes before an HTTPRoute on one port; attach them to different ports", at.s.name, port, routes[i].object)
+	}
+	return out
 }
 
 // program merges the rules of routes into one list by precedence.
-func (c *compiler) program(routes []*route) *snapshot.Program {
-	p := &snapshot.Program{}
+func (at *attached) program(x *Index, routes []*route) *snapshot.Program {
+	for _, m := range at.progs {
+		if slices.Equal(m.routes, routes) {
+			return m.is
+		}
+	}
+	p := &snapshot.Program{Strict: x.semantics == model.GatewayAPI}
+	var arms []arm
 	for _, r := range routes {
-		for i, rule := range r.rules {
-			if len(r.Rules[i].Matches) == 0 {
-				p.Arms = append(p.Arms, snapshot.Arm{PathKind: model.PathAny, Rule: rule})
-				continue
-			}
-			for j := range r.Rules[i].Matches {
-				if a, ok := c.arm(r, &r.Rules[i].Matches[j], rule); ok {
-					a.Index = j + 1
-					p.Arms = append(p.Arms, a)
-				}
+		rules := at.rulesOf(x, r)
+		for i := range r.rules {
+			p.Policy = p.Policy || hasPolicy(rules[i])
+			for _, a := range r.rules[i].arms {
+				a.Rule = rules[i]
+				arms = append(arms, a)
 			}
 		}
 	}
-	// Exact above prefix, longer above shorter, a method, more fields; then as
-	// they stand, which is the older route, its name, the order in it.
-	slices.SortStableFunc(p.Arms, func(a, b snapshot.Arm) int {
-		return cmp.Or(
-			boolFirst(a.PathKind == model.PathExact, b.PathKind == model.PathExact),
-			cmp.Compare(len(b.Path), len(a.Path)),
-			boolFirst(a.Method != "", b.Method != ""),
-			cmp.Compare(len(b.Headers), len(a.Headers)),
-		)
-	})
+	if len(arms) > maxArms {
+		p.Invalid = fmt.Sprintf("the routes of service %s have %d matches on one port, and %d are the most; the mesh refuses the port until they are fewer\n", at.s.name, len(arms), maxArms)
+		for _, r := range routes {
+			at.problem(r, "Service %s has routes with %d matches on one port, and %d are the most: every request there gets 500; attach them to different ports, or use fewer matches", at.s.name, len(arms), maxArms)
+		}
+	} else {
+		slices.SortStableFunc(arms, func(a, b arm) int { return a.rank.compare(b.rank) })
+		p.Arms = make([]snapshot.Arm, len(arms))
+		for i := range arms {
+			p.Arms[i] = arms[i].Arm
+		}
+	}
+	at.progs = append(at.progs, made[*snapshot.Program]{routes, p})
 	return p
 }
 
-func boolFirst(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
+func hasPolicy(r *snapshot.Rule) bool {
+	if r.Pipe.Policy() {
+		return true
 	}
-	return 1
+	for i := range r.Backends {
+		if r.Backends[i].Pipe.Policy() {
+			return true
+		}
+	}
+	return false
 }
 
-// arm compiles a match; ok is false for one that can never hold.
-func (c *compiler) arm(r *route, m *model.Match, rule *snapshot.Rule) (a snapshot.Arm, ok bool) {
-	a = snapshot.Arm{PathKind: m.PathKind, Path: m.Path, Method: m.Method, Rule: rule}
-	switch m.PathKind {
-	case model.PathAny:
-		a.Path = ""
-	case model.PathExact, model.PathPrefix:
-		if !strings.HasPrefix(m.Path, "/") {
-			c.problem(r.object(), "%s: path %q can match nothing: it must begin with /", rule.Name, m.Path)
-			return a, false
-		}
-		if m.PathKind == model.PathPrefix {
-			a.Path = strings.TrimRight(m.Path, "/")
-		}
-	default:
-		c.problem(r.object(), "%s: unknown kind of path match %d", rule.Name, m.PathKind)
-		return a, false
+// rulesOf compiles the rules of r for the service.
+func (at *attached) rulesOf(x *Index, r *route) []*snapshot.Rule {
+	if out := at.rules[r]; out != nil {
+		return out
 	}
-	for _, h := range m.Headers {
-		h.Name = strings.ToLower(h.Name)
-		if !token(h.Name) {
-			c.problem(r.object(), "%s: %q is no field name, so that match can never hold", rule.Name, h.Name)
-			return a, false
-		}
-		// Of one name twice the first counts (Gateway API HTTPHeaderMatch).
-		if !slices.ContainsFunc(a.Headers, func(o model.HeaderMatch) bool { return o.Name == h.Name }) {
-			a.Headers = append(a.Headers, h)
-		}
+	out := make([]*snapshot.Rule, len(r.rules))
+	for i := range out {
+		out[i] = at.rule(x, r, i)
 	}
-	return a, true
+	if at.rules == nil {
+		at.rules = map[*route][]*snapshot.Rule{}
+	}
+	at.rules[r] = out
+	return out
 }
 
 // rule compiles what a matching request gets. Whatever cannot be honoured
 // becomes a 500 that says so, for all requests or for the share of a backend.
-func (c *compiler) rule(r *route, i int, invalid string) *snapshot.Rule {
-	in := &r.Rules[i]
-	out := &snapshot.Rule{Name: fmt.Sprintf("%s rule %d", r.object(), i+1)}
-	if in.Name != "" {
-		out.Name += " (" + in.Name + ")"
+func (at *attached) rule(x *Index, r *route, i int) *snapshot.Rule {
+	in, static, pol := &r.Rules[i], &r.rules[i], at.s.policy
+	who := producer
+	if at.who(r) != "" {
+		who = consumer
 	}
-	refuse := func(format string, args ...any) string {
-		return out.Name + " cannot be honoured: " + fmt.Sprintf(format, args...) + "\n"
+	out := &snapshot.Rule{Name: static.name, Timeouts: in.Timeouts, Retry: in.Retry, Persistence: in.Persistence}
+	out.Timeouts.Request, out.Timeouts.Backend = max(0, in.Timeouts.Request), max(0, in.Timeouts.Backend)
+	say := func(format string, args ...any) {
+		at.problem(r, "%s: "+format, append([]any{static.name}, args...)...)
 	}
-	if invalid != "" {
-		out.Invalid = refuse("%s", invalid)
+	refuse := func(why string) string { return static.name + " cannot be honoured: " + why + "\n" }
+	if pol != nil && pol.refusal != "" {
+		out.Invalid, out.Pipe = pol.refusal, refusePipe
 		return out
 	}
-	if in.Invalid != "" {
-		c.problem(r.object(), "%s: %s; requests that pick it get 500", out.Name, in.Invalid)
-		out.Invalid = refuse("%s", in.Invalid)
-		return out
-	}
-	var why string
-	if out.Request, out.Response, why = headerOps(in.Filters); why != "" {
-		c.problem(r.object(), "%s: %s; requests that pick it get 500", out.Name, why)
-		out.Invalid = refuse("%s", why)
-		return out
-	}
-	for _, ref := range in.Backends {
-		w := snapshot.Weighted{}
-		why := ref.Invalid
-		if why == "" {
-			w.Backend, why = c.reference(ref)
+	if static.invalid != "" {
+		out.Invalid, out.Pipe = refuse(static.invalid), fold(nil, nil, pol, who)
+		if slices.ContainsFunc(in.Filters, func(f model.Filter) bool { return f.Kind == model.Extension }) {
+			out.Pipe = refusePipe
 		}
+		return out
+	}
+	own, why := at.level(x, r, static.filters, who, say)
+	if why != "" {
+		say("%s; requests that pick it get 500", why)
+		out.Invalid, out.Pipe = refuse(why), refusePipe
+		return out
+	}
+	out.Pipe = fold(own, nil, pol, who)
+	if out.Pipe.Redirect != nil {
+		return out // it answers; no backend is asked
+	}
+	for j := range in.Backends {
+		ref, b := &in.Backends[j], &static.backends[j]
+		w := snapshot.Weighted{Pipe: out.Pipe}
+		why := cmp.Or(ref.Invalid, b.invalid)
 		if why == "" {
-			w.Request, w.Response, why = headerOps(ref.Filters)
+			w.Backend, why = x.reference(ref, model.HTTP)
+		}
+		if why == "" && len(b.filters) > 0 {
+			l, _ := at.level(x, r, b.filters, who, say)
+			w.Pipe = fold(own, l, pol, who)
 		}
 		if why != "" {
-			c.problem(r.object(), "%s: backendRef %s port %d: %s; its share of the requests gets 500", out.Name, ref.Service, ref.Port, why)
-			w = snapshot.Weighted{Invalid: refuse("backendRef %s port %d: %s", ref.Service, ref.Port, why)}
+			say("backendRef %s port %d: %s; its share of the requests gets 500", ref.Service, ref.Port, why)
+			w.Backend, w.Invalid = nil, refuse(fmt.Sprintf("backendRef %s port %d: %s", ref.Service, ref.Port, why))
 		}
 		out.WeightSum += uint64(ref.Weight)
 		w.Upto = out.WeightSum
 		out.Backends = append(out.Backends, w)
 	}
 	if len(out.Backends) > 0 && out.WeightSum == 0 {
-		c.problem(r.object(), "%s: every backend has weight 0; requests that pick it get 500", out.Name)
-		out.Invalid = refuse("every backend has weight 0")
+		say("every backend has weight 0; requests that pick it get 503")
 	}
 	return out
 }
 
-// reference resolves a backendRef by the Service's port map (contract 10.4).
-func (c *compiler) reference(ref model.BackendRef) (*snapshot.Backend, string) {
-	s := c.services[ref.Service]
+// level finds what the filters of a rule or backend refer to; why: what is not there.
+func (at *attached) level(x *Index, r *route, filters []ruleFilter, who int, say func(format string, args ...any)) (l *level, why string) {
+	if len(filters) == 0 {
+		return nil, ""
+	}
+	l = &level{}
+	for i := range filters {
+		f := &filters[i]
+		l.request, l.response = append(l.request, f.request...), append(l.response, f.response...)
+		l.cors, l.redirect, l.rewrite = cmp.Or(l.cors, f.cors), cmp.Or(l.redirect, f.redirect), cmp.Or(l.rewrite, f.rewrite)
+		if f.mirror != nil {
+			m := snapshot.MirrorTo{Numerator: f.mirror.Numerator, Denominator: f.mirror.Denominator}
+			ref := &f.mirror.Backend
+			bad := ref.Invalid
+			if bad == "" && (m.Denominator == 0 || m.Numerator > m.Denominator) {
+				bad = fmt.Sprintf("%d of %d is no share", m.Numerator, m.Denominator)
+			}
+			if bad == "" {
+				m.Backend, bad = x.reference(ref, model.HTTP)
+			}
+			if bad != "" { // the original is never harmed
+				say("mirror to %s port %d: %s; nothing is mirrored there", ref.Service, ref.Port, bad)
+				continue
+			}
+			l.mirrors = append(l.mirrors, m)
+		}
+		if f.extension == "" {
+			continue
+		}
+		h, bad := x.extension(model.ServiceName{Namespace: r.Namespace, Name: f.extension})
+		if bad != "" {
+			return nil, bad
+		}
+		if h.disabled && who == consumer {
+			say("%s switches extAuthz off, which only a route in the namespace of Service %s may: it does nothing here", h.object, at.s.name)
+		}
+		if slices.Contains(l.filters, h) {
+			continue
+		}
+		l.filters = append(l.filters, h)
+		l.request, l.query, l.response = append(l.request, h.request...), append(l.query, h.query...), append(l.response, h.response...)
+	}
+	return l, ""
+}
+
+// extension is the HTTPFilter that a rule refers to.
+func (x *Index) extension(n model.ServiceName) (*httpFilter, string) {
+	switch list := x.filters[n]; {
+	case len(list) == 0:
+		return nil, fmt.Sprintf("HTTPFilter %s is not there: create it, or remove the ExtensionRef", n)
+	case list[0].invalid != "":
+		return nil, fmt.Sprintf("%s cannot be honoured: %s", list[0].object, list[0].invalid)
+	case list[0].Scope != model.ScopeRoute:
+		return nil, fmt.Sprintf("%s is not of SCOPE_ROUTE, and no rule can refer to it", list[0].object)
+	default:
+		return list[0], ""
+	}
+}
+
+// reference resolves a backendRef by the Service's port map (contract 10.4), to
+// a port of the class that is needed.
+func (x *Index) reference(ref *model.BackendRef, class model.Class) (*snapshot.Backend, string) {
+	s := x.services[ref.Service]
 	switch {
-	case s == nil:
+	case s == nil || !s.exists:
 		return nil, "BackendNotFound: no such service; check the name, or wait for its pods"
 	case s.broken != "":
 		return nil, "BackendNotFound: the service is not served: " + s.broken
@@ -228,80 +588,114 @@ func (c *compiler) reference(ref model.BackendRef) (*snapshot.Backend, string) {
 	}
 	p := s.port(ref.Port)
 	switch {
-	case p == nil && len(s.ports) == 0 && s.generated():
+	case p == nil && s.open && !model.ReservedPort(ref.Port):
 		// Nothing says which ports there are: not known to be wrong, and nothing
 		// can be delivered. A backend without endpoints answers 503 (10.4, grace).
-		return c.backend(s, ref.Port, model.HTTP), ""
+		return x.newBackend(s, ref.Port, class), ""
 	case p == nil:
 		return nil, "BackendNotFound: the service has no such port; it serves " + s.portList()
-	case p.class != model.HTTP:
+	case p.class != class && p.assumed && p.class != model.UDP:
+		return x.newBackend(s, p.target, class), "" // the same: nobody says the class
+	case p.class != class:
 		return nil, fmt.Sprintf("UnsupportedProtocol: the port is %s; it serves %s", p.class, s.portList())
 	}
-	return c.backend(s, p.target, p.class), ""
+	return x.backend(s, p.target, p.class), ""
 }
 
-// notForRules are fields that belong to the connection, the framing or the
-// target: changing one would change what the message is, not what it says.
-var notForRules = map[string]string{
-	"host":              "host is the request's target",
-	"connection":        "connection belongs to one hop",
-	"keep-alive":        "keep-alive belongs to one hop",
-	"proxy-connection":  "proxy-connection belongs to one hop",
-	"te":                "te belongs to one hop",
-	"trailer":           "trailer belongs to the framing",
-	"transfer-encoding": "transfer-encoding belongs to the framing",
-	"content-length":    "content-length belongs to the framing",
-	"upgrade":           "upgrade belongs to one hop",
+// splits are those of a TCP port: of several TCPRoutes of a group the oldest is in force.
+func (at *attached) splits(x *Index, port uint16) (own *snapshot.Split, consumers map[string]*snapshot.Split) {
+	if len(at.hangs) == 0 {
+		return nil, nil
+	}
+	who, routes := at.groups(port)
+	for _, w := range who {
+		first := routes[w][0]
+		for _, r := range routes[w][1:] {
+			at.problem(r, "parentRef Service %s port %d: not attached (Conflicted), for %s is, and is older; attach them to different ports", at.s.name, port, first.object)
+		}
+		s := at.split[first]
+		if s == nil {
+			s = at.weigh(x, first, 0, len(first.rules))
+			if at.split == nil {
+				at.split = map[*route]*snapshot.Split{}
+			}
+			at.split[first] = s
+		}
+		if w == "" {
+			own = s
+			continue
+		}
+		if consumers == nil {
+			consumers = map[string]*snapshot.Split{}
+		}
+		consumers[w] = s
+	}
+	return own, consumers
 }
 
-// headerOps compiles filters, one of a kind at most.
-func headerOps(filters []model.Filter) (request, response *snapshot.HeaderOps, why string) {
-	for _, f := range filters {
-		ops := &snapshot.HeaderOps{}
-		name := func(n string) []byte {
-			n = strings.ToLower(n)
-			if !token(n) {
-				why = fmt.Sprintf("%q is no field name", n)
-			} else if bad := notForRules[n]; bad != "" {
-				why = "a filter cannot change a field of the message itself: " + bad
+// weigh flattens rules from to to (excluded) of a TCPRoute or TLSRoute into one
+// split (contract 10.6).
+func (at *attached) weigh(x *Index, r *route, from, to int) *snapshot.Split {
+	out := &snapshot.Split{Name: r.object}
+	refuse := func(name, why string) string { return name + " cannot be honoured: " + why + "\n" }
+	for i := from; i < to; i++ {
+		if rule := &r.rules[i]; rule.invalid != "" {
+			return &snapshot.Split{Name: r.object, Invalid: refuse(rule.name, rule.invalid)}
+		}
+		for j := range r.Rules[i].Backends {
+			ref := &r.Rules[i].Backends[j]
+			w := snapshot.Weighted{}
+			why := ref.Invalid
+			if why == "" {
+				w.Backend, why = x.reference(ref, model.TCP)
 			}
-			return []byte(n)
-		}
-		fields := func(in []model.HeaderValue) (out []httpmsg.Field) {
-			for _, h := range in {
-				if !httpmsg.ValidValue([]byte(h.Value)) {
-					why = fmt.Sprintf("the value for %s holds a control character", h.Name)
-				}
-				out = append(out, httpmsg.Field{Name: name(h.Name), Value: []byte(h.Value)})
+			if why != "" {
+				at.problem(r, "%s: backendRef %s port %d: %s; its share of the connections is refused", r.rules[i].name, ref.Service, ref.Port, why)
+				w = snapshot.Weighted{Invalid: refuse(r.rules[i].name, fmt.Sprintf("backendRef %s port %d: %s", ref.Service, ref.Port, why))}
 			}
-			return out
-		}
-		ops.Set, ops.Add = fields(f.Set), fields(f.Add)
-		for _, n := range f.Remove {
-			ops.Remove = append(ops.Remove, name(n))
-		}
-		switch {
-		case f.Kind == model.RequestHeaders && request == nil:
-			request = ops
-		case f.Kind == model.ResponseHeaders && response == nil:
-			response = ops
-		case f.Kind == model.RequestHeaders || f.Kind == model.ResponseHeaders:
-			why = "two filters of one kind: put their changes into one"
-		default:
-			why = fmt.Sprintf("unknown kind of filter %d", f.Kind)
-		}
-		if why != "" {
-			return nil, nil, why
+			out.WeightSum += uint64(ref.Weight)
+			w.Upto = out.WeightSum
+			out.Backends = append(out.Backends, w)
 		}
 	}
-	return request, response, ""
+	if out.WeightSum == 0 {
+		at.problem(r, "Service %s: no backend of it has a weight; connections to it are refused", at.s.name)
+		out.Invalid = refuse(r.object, "no backend has a weight")
+	}
+	return out
 }
 
-func token(s string) bool {
-	for i := range len(s) {
-		if httpmsg.Lower[s[i]] == 0 {
-			return false
+// arms are the server names of the service's TLSRoutes, most specific first.
+func (at *attached) arms(x *Index) []snapshot.TLSArm {
+	var out []snapshot.TLSArm
+	for _, h := range at.tls {
+		for i := range h.rules {
+			split := at.weigh(x, h.route, i, i+1)
+			for _, n := range h.names {
+				out = append(out, snapshot.TLSArm{Port: h.port, Caller: at.who(h.route), Name: n.name, Below: n.below, Split: split})
+			}
 		}
 	}
-	return s != ""
+	slices.SortStableFunc(out, func(a, b snapshot.TLSArm) int {
+		return cmp.Or(falseFirst(a.Below, b.Below), cmp.Compare(len(b.Name), len(a.Name)))
+	})
+	if len(out) > maxArms {
+		for _, h := range at.tls {
+			at.problem(h.route, "Service %s has TLSRoutes with %d server names, and %d are the most: the least specific are refused; use wildcards", at.s.name, len(out), maxArms)
+		}
+		// What is left out is not left to the port itself.
+		rest := &snapshot.Split{Name: "TLSRoutes of " + at.s.full(), Invalid: fmt.Sprintf("the TLSRoutes of service %s have %d server names, and %d are the most\n", at.s.name, len(out), maxArms)}
+		out = append(out[:maxArms:maxArms], snapshot.TLSArm{Below: true, Split: rest})
+	}
+	return out
+}
+
+func falseFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }

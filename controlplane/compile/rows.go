@@ -10,39 +10,102 @@ import (
 
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
+	"aether/mtls/spiffeid"
 )
 
-// collectRows takes the valid registry rows, each pod of a service once.
-func (c *compiler) collectRows() {
-	rows := make([]*model.Endpoint, 0, len(c.mesh.Endpoints))
-	for i := range c.mesh.Endpoints {
-		rows = append(rows, &c.mesh.Endpoints[i])
-	}
-	slices.SortFunc(rows, compareRows)
-	for i := 0; i < len(rows); {
-		// All rows of one service at one address.
-		j := i + 1
-		for j < len(rows) && rows[j].Service == rows[i].Service && rows[j].IP.Unmap() == rows[i].IP.Unmap() {
-			j++
-		}
-		if r := c.row(rows[i:j]); r != nil {
-			s := c.service(r.Service)
-			s.rows = append(s.rows, r)
-		}
-		i = j
+// group gives each service its rows.
+func (x *Index) group(rows []model.Endpoint) {
+	for i := range rows {
+		s := x.service(rows[i].Service)
+		s.rows = append(s.rows, &rows[i])
 	}
 }
 
-// row is the one valid row among rows of one service and address, or nil.
-func (c *compiler) row(same []*model.Endpoint) *model.Endpoint {
+// portClass is what the majority of a service's rows says a port is.
+type portClass struct {
+	number   uint16
+	class    model.Class
+	disagree string // what each side says, when they do
+}
+
+// readRows works out what the service's rows say: which of them are valid, each
+// pod once; the classes of the ports; the default TCP port; the keys of metadata
+// that select. It reports whether anything but the endpoints changed by it.
+func (s *service) readRows() (changed bool) {
+	before := *s
+	s.rowProblems = nil
+	s.valid = s.readValid()
+	s.classes, s.uniform = classes(s.valid)
+	s.raw, s.rawOK = rawPort(s.valid, s.classes)
+	s.keys = subsetKeys(s.valid)
+	return !slices.Equal(before.classes, s.classes) || before.raw != s.raw || before.rawOK != s.rawOK ||
+		!slices.Equal(before.keys, s.keys) || !slices.Equal(before.rowProblems, s.rowProblems)
+}
+
+// readValid is the valid rows, ascending by address.
+func (s *service) readValid() []*model.Endpoint {
+	if len(s.rows) > 1 {
+		slices.SortFunc(s.rows, compareRows)
+	}
+	whole := true // all rows are valid as they are
+	for i, r := range s.rows {
+		if i > 0 && r.IP.Unmap() == s.rows[i-1].IP.Unmap() || !s.plainRow(r) {
+			whole = false
+			break
+		}
+	}
+	if whole {
+		return s.rows
+	}
+	var valid []*model.Endpoint
+	for i := 0; i < len(s.rows); {
+		// All rows at one address.
+		j := i + 1
+		for j < len(s.rows) && s.rows[j].IP.Unmap() == s.rows[i].IP.Unmap() {
+			j++
+		}
+		if r := s.row(s.rows[i:j]); r != nil {
+			valid = append(valid, r)
+		}
+		i = j
+	}
+	return valid
+}
+
+// plainRow reports whether a row is valid without a change.
+func (s *service) plainRow(r *model.Endpoint) bool {
+	if s.badName != "" || !r.IP.IsValid() || r.IP.IsUnspecified() || len(r.Ports) == 0 || !spiffeID(r.SPIFFEID) {
+		return false
+	}
+	return plainPorts(r.Ports)
+}
+
+// plainPorts reports whether cleanPorts would return ports as they are.
+func plainPorts(ports []model.Port) bool {
+	last := uint16(0)
+	for i := range ports {
+		p := &ports[i]
+		if p.Number <= last || p.Class < model.HTTP || p.Class > model.UDP || model.ReservedPort(p.Number) {
+			return false
+		}
+		last = p.Number
+	}
+	return true
+}
+
+// row is the one valid row among rows at one address, or nil.
+func (s *service) row(same []*model.Endpoint) *model.Endpoint {
+	say := func(object, format string, args ...any) {
+		s.rowProblems = append(s.rowProblems, problem(object, format, args...))
+	}
 	var best *model.Endpoint
 	for _, r := range same {
 		object := "Pod " + r.Service.Namespace + "/" + r.Pod
 		ports, warning := cleanPorts(r.Ports)
 		why := ""
 		switch {
-		case nameProblem(r.Service) != "":
-			why = "service " + nameProblem(r.Service)
+		case s.badName != "":
+			why = "service " + s.badName
 		case !r.IP.IsValid() || r.IP.IsUnspecified():
 			why = "its row has no address"
 		case !spiffeID(r.SPIFFEID):
@@ -53,11 +116,11 @@ func (c *compiler) row(same []*model.Endpoint) *model.Endpoint {
 			why = "its row declares no port"
 		}
 		if why != "" {
-			c.problem(object, "%s; the row is not served", why)
+			say(object, "%s; the row is not served", why)
 			continue
 		}
 		if warning != "" {
-			c.problem(object, "%s", warning)
+			say(object, "%s", warning)
 		}
 		clean := *r
 		clean.Ports = ports
@@ -69,8 +132,8 @@ func (c *compiler) row(same []*model.Endpoint) *model.Endpoint {
 			// that reached only one of them is believed.
 			best = &clean
 		case !sameButHealth(&clean, best):
-			c.problem(object, "the address %s of service %s is in rows that contradict each other (the other: pod %s): none is served; remove the stale one", r.IP, r.Service, best.Pod)
-			c.problem("Pod "+best.Service.Namespace+"/"+best.Pod, "the address %s of service %s is in rows that contradict each other (the other: pod %s): none is served; remove the stale one", r.IP, r.Service, r.Pod)
+			say(object, "the address %s of service %s is in rows that contradict each other (the other: pod %s): none is served; remove the stale one", r.IP, r.Service, best.Pod)
+			say("Pod "+best.Service.Namespace+"/"+best.Pod, "the address %s of service %s is in rows that contradict each other (the other: pod %s): none is served; remove the stale one", r.IP, r.Service, r.Pod)
 			return nil
 		}
 	}
@@ -96,20 +159,23 @@ func sameButHealth(a, b *model.Endpoint) bool {
 		slices.Equal(a.Ports, b.Ports) && maps.Equal(a.Metadata, b.Metadata)
 }
 
-// compareRows is a total order but for equal rows.
+// compareRows is a total order of a service's rows but for equal ones.
 func compareRows(a, b *model.Endpoint) int {
-	if d := cmp.Or(compareNames(a.Service, b.Service), a.IP.Unmap().Compare(b.IP.Unmap()), cmp.Compare(a.Pod, b.Pod)); d != 0 {
+	if d := a.IP.Unmap().Compare(b.IP.Unmap()); d != 0 {
+		return d
+	}
+	if d := cmp.Compare(a.Pod, b.Pod); d != 0 {
 		return d
 	}
 	return cmp.Compare(fmt.Sprint(*a), fmt.Sprint(*b))
 }
 
-// spiffeID is the form that a pin must have: a trust domain and a path. What
-// it allows is for the handshake to say.
+// spiffeID reports whether id can be a pod's: a SPIFFE ID with a path, for that
+// of a trust domain is the authority's own. No certificate carries anything else,
+// so that an endpoint with it could never be reached.
 func spiffeID(id string) bool {
-	rest, ok := strings.CutPrefix(id, "spiffe://")
-	td, path, has := strings.Cut(rest, "/")
-	return ok && has && td != "" && path != ""
+	x, err := spiffeid.Parse(id)
+	return err == nil && x.Path() != ""
 }
 
 // cleanPorts are the ports that can be served, ascending; warning says what of
@@ -140,8 +206,26 @@ func cleanPorts(in []model.Port) (out []model.Port, warning string) {
 }
 
 // classes is the one place where the class of a port is worked out: what most
-// rows say, HTTP before TCP before UDP in a tie (contract 1.3). Ascending by number.
-func classes(rows []*model.Endpoint) []portClass {
+// rows say, HTTP before TCP before UDP in a tie (contract 1.3). Ascending by
+// number. uniform: every row declares all of them, with that class.
+func classes(rows []*model.Endpoint) (out []portClass, uniform bool) {
+	if len(rows) == 0 {
+		return nil, true
+	}
+	uniform = true
+	for _, r := range rows[1:] {
+		if !slices.EqualFunc(r.Ports, rows[0].Ports, func(a, b model.Port) bool { return a.Number == b.Number && a.Class == b.Class }) {
+			uniform = false
+			break
+		}
+	}
+	if uniform {
+		out = make([]portClass, len(rows[0].Ports))
+		for i, p := range rows[0].Ports {
+			out[i] = portClass{number: p.Number, class: p.Class}
+		}
+		return out, true
+	}
 	votes := map[uint16]*[4]int{}
 	for _, r := range rows {
 		for _, p := range r.Ports {
@@ -153,7 +237,7 @@ func classes(rows []*model.Endpoint) []portClass {
 			v[p.Class]++
 		}
 	}
-	out := make([]portClass, 0, len(votes))
+	out = make([]portClass, 0, len(votes))
 	for n, v := range votes {
 		p := portClass{number: n}
 		var said []string
@@ -171,99 +255,159 @@ func classes(rows []*model.Endpoint) []portClass {
 		out = append(out, p)
 	}
 	slices.SortFunc(out, func(a, b portClass) int { return cmp.Compare(a.number, b.number) })
-	return out
+	return out, false
 }
 
 // rawPort is the pod port that :18082 spells (contract 4.2 step 3): the
 // declared port that most rows have, if it is TCP, else the lowest TCP port.
 func rawPort(rows []*model.Endpoint, ports []portClass) (uint16, bool) {
-	votes := map[uint16]int{}
-	for _, r := range rows {
-		votes[r.DefaultPort]++
+	lowest := slices.IndexFunc(ports, func(p portClass) bool { return p.class == model.TCP })
+	if lowest < 0 {
+		return 0, false
 	}
-	declared, most := uint16(0), 0
-	for n, v := range votes {
-		if v > most || v == most && n < declared {
-			declared, most = n, v
+	declared, same := rows[0].DefaultPort, true
+	for _, r := range rows[1:] {
+		same = same && r.DefaultPort == declared
+	}
+	if !same {
+		votes := map[uint16]int{}
+		for _, r := range rows {
+			votes[r.DefaultPort]++
+		}
+		most := 0
+		for n, v := range votes {
+			if v > most || v == most && n < declared {
+				declared, most = n, v
+			}
 		}
 	}
-	lowest, ok := uint16(0), false
-	for _, p := range ports {
-		if p.class != model.TCP {
-			continue
-		}
-		if p.number == declared {
+	for _, p := range ports[lowest:] {
+		if p.class == model.TCP && p.number == declared {
 			return declared, true
 		}
-		if !ok {
-			lowest, ok = p.number, true
-		}
 	}
-	return lowest, ok
+	return ports[lowest].number, true
 }
 
-// endpointTable makes every backend's set: the rows that declare its port with
-// its class (contract 5.5). prev, when not nil, lends the sets that are equal.
-func endpointTable(backends []*snapshot.Backend, prev *snapshot.EndpointTable, rowsOf func(model.ServiceName) []*model.Endpoint, m *model.Mesh) *snapshot.EndpointTable {
-	type made struct {
-		points []*snapshot.Endpoint
-		sets   map[string]*snapshot.EndpointSet // by which rows are in: most ports of a service have all
+// subsetKeys are the metadata keys of rows that a request may select by (contract 5.10), ascending.
+func subsetKeys(rows []*model.Endpoint) (keys []string) {
+	for _, r := range rows {
+		for k := range r.Metadata {
+			if snapshot.RoutableKey(k) && !slices.Contains(keys, k) {
+				keys = append(keys, k)
+			}
+		}
 	}
-	services := map[model.ServiceName]*made{}
-	sets := make([]*snapshot.EndpointSet, len(backends))
-	for _, b := range backends {
-		rows := rowsOf(b.Service)
-		s := services[b.Service]
-		if s == nil {
-			s = &made{sets: map[string]*snapshot.EndpointSet{}}
-			for _, r := range rows {
-				s.points = append(s.points, endpoint(r, m))
-			}
-			services[b.Service] = s
-		}
-		in := make([]byte, len(rows))
-		var members []*snapshot.Endpoint
-		for i, r := range rows {
-			if slices.ContainsFunc(r.Ports, func(p model.Port) bool { return p.Number == b.Port && p.Class == b.Class }) {
-				in[i] = 1
-				members = append(members, s.points[i])
-			}
-		}
-		set := s.sets[string(in)]
-		if set == nil {
-			set = snapshot.NewEndpointSet(members)
-			if prev != nil && equalSets(prev.Set(b.ID), set) {
-				set = prev.Set(b.ID)
-			}
-			s.sets[string(in)] = set
-		}
-		sets[b.ID] = set
-	}
-	return snapshot.NewEndpointTable(sets)
+	slices.Sort(keys)
+	return keys
 }
 
-func equalSets(a, b *snapshot.EndpointSet) bool {
-	return slices.EqualFunc(a.All(), b.All(), func(x, y *snapshot.Endpoint) bool {
-		return x.Addr == y.Addr && x.Pod == y.Pod && x.Node == y.Node && x.Zone == y.Zone && x.Weight == y.Weight &&
-			x.Health == y.Health && x.SPIFFEID == y.SPIFFEID && x.Priority == y.Priority && maps.Equal(x.Metadata, y.Metadata)
-	})
+// makeSets makes the set of each of the service's backends: the rows that
+// declare its port with its class (contract 5.5). Ports with the same rows share
+// one; endpoints and sets that are equal to those in old are those. put gets the
+// sets that are not.
+func (x *Index) makeSets(s *service, old *snapshot.EndpointTable, put func(snapshot.SetAt)) {
+	if len(s.backends) == 0 {
+		return
+	}
+	at := func(id int) *snapshot.EndpointSet { // the old set
+		if old == nil || id >= old.Len() {
+			return nil
+		}
+		return old.Set(id)
+	}
+	var find func(a netip.AddrPort) *snapshot.Endpoint
+	if old != nil {
+		find = func(a netip.AddrPort) *snapshot.Endpoint {
+			for _, b := range s.backends {
+				if set := at(b.ID); set != nil {
+					if i := set.Find(a); i >= 0 {
+						return set.At(i)
+					}
+				}
+			}
+			return nil
+		}
+	}
+	points := x.points(s, find)
+	keep := func(id int, set *snapshot.EndpointSet) *snapshot.EndpointSet {
+		if was := at(id); was != nil && slices.Equal(was.All(), set.All()) && slices.Equal(was.Keys(), set.Keys()) { // equal endpoints are the same ones
+			return was
+		}
+		return set
+	}
+	var all *snapshot.EndpointSet // of every row
+	var some map[string]*snapshot.EndpointSet
+	for _, b := range s.backends {
+		var set *snapshot.EndpointSet
+		if s.uniform && slices.ContainsFunc(s.classes, func(p portClass) bool { return p.number == b.Port && p.class == b.Class }) {
+			if all == nil {
+				all = keep(b.ID, snapshot.NewServiceSet(points, s.keys))
+			}
+			set = all
+		} else {
+			in := make([]byte, len(s.valid))
+			var members []*snapshot.Endpoint
+			for i, r := range s.valid {
+				if slices.ContainsFunc(r.Ports, func(p model.Port) bool { return p.Number == b.Port && p.Class == b.Class }) {
+					in[i] = 1
+					members = append(members, points[i])
+				}
+			}
+			if set = some[string(in)]; set == nil {
+				set = keep(b.ID, snapshot.NewServiceSet(members, s.keys))
+				if some == nil {
+					some = map[string]*snapshot.EndpointSet{}
+				}
+				some[string(in)] = set
+			}
+		}
+		if set != at(b.ID) {
+			put(snapshot.SetAt{ID: b.ID, Set: set})
+		}
+	}
 }
 
-func endpoint(r *model.Endpoint, m *model.Mesh) *snapshot.Endpoint {
-	return &snapshot.Endpoint{
-		Addr: netip.AddrPortFrom(r.IP.Unmap(), model.PortMesh), Pod: r.Pod, Node: r.Node, Zone: r.Zone,
-		Weight: r.Weight, Health: r.Health, SPIFFEID: r.SPIFFEID, Priority: priority(r, m), Metadata: r.Metadata,
+// points are the endpoints of the valid rows, in their order; find, when not
+// nil, gives an older one at an address.
+func (x *Index) points(s *service, find func(netip.AddrPort) *snapshot.Endpoint) []*snapshot.Endpoint {
+	out := make([]*snapshot.Endpoint, len(s.valid))
+	var all []snapshot.Endpoint
+	if find == nil { // all are new, and will most often go together
+		all = make([]snapshot.Endpoint, len(s.valid))
 	}
+	for i, r := range s.valid {
+		e := snapshot.Endpoint{
+			Addr: netip.AddrPortFrom(r.IP.Unmap(), model.PortMesh), Pod: r.Pod, Node: r.Node, Zone: r.Zone,
+			Weight: r.Weight, Health: r.Health, SPIFFEID: r.SPIFFEID, Priority: x.priority(r), Metadata: r.Metadata,
+		}
+		if find == nil {
+			all[i] = e
+			out[i] = &all[i]
+			continue
+		}
+		out[i] = find(e.Addr)
+		if out[i] == nil || !sameEndpoint(out[i], &e) {
+			fresh := e // only what is new is put on the heap
+			out[i] = &fresh
+		}
+	}
+	return out
+}
+
+func sameEndpoint(x, y *snapshot.Endpoint) bool {
+	return x.Addr == y.Addr && x.Pod == y.Pod && x.Node == y.Node && x.Zone == y.Zone && x.Weight == y.Weight &&
+		x.Health == y.Health && x.SPIFFEID == y.SPIFFEID && x.Priority == y.Priority && maps.Equal(x.Metadata, y.Metadata)
 }
 
 // priority is the table of contract 5.5.
-func priority(r *model.Endpoint, m *model.Mesh) uint8 {
+func (x *Index) priority(r *model.Endpoint) uint8 {
 	switch {
-	case m.Region == "":
+	case x.region == "":
 		return 0
-	case r.Region != m.Region:
+	case r.Region != x.region:
 		return 2
-	case m.Zone == "" || r.Zone == m.Zone:
+	case x.zone == "" || r.Zone == x.zone:
 		return 0
 	}
 	return 1

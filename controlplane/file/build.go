@@ -17,14 +17,19 @@ func (l *loader) build() (*model.Mesh, []model.Problem) {
 		taken:  map[string]item{},
 		nodes:  map[string]*nodeFacts{},
 		pods:   map[string][]*podFacts{},
-		grants: map[string][]*grantFacts{},
+		grants: map[grantKey]map[string]bool{},
 	}
 	b.problems = append(b.problems, l.problems...)
 	var items []item
+	filters := map[string][]item{}
 	for _, name := range slices.Sorted(maps.Keys(l.files)) {
 		f := l.files[name]
 		b.problems = append(b.problems, f.problems...)
 		for _, it := range f.items {
+			if it.filter != nil {
+				filters[it.key] = append(filters[it.key], it)
+				continue
+			}
 			if b.claim(it, it.key, "is defined twice, first at %s: this one is not in force; keep one of the two") {
 				items = append(items, it)
 			}
@@ -40,7 +45,7 @@ func (l *loader) build() (*model.Mesh, []model.Problem) {
 		case it.pod != nil:
 			b.pods[it.pod.namespace] = append(b.pods[it.pod.namespace], it.pod)
 		case it.grant != nil:
-			b.grants[it.grant.namespace] = append(b.grants[it.grant.namespace], it.grant)
+			b.grant(it.grant)
 		}
 	}
 	for _, it := range items {
@@ -49,10 +54,16 @@ func (l *loader) build() (*model.Mesh, []model.Problem) {
 			b.pod(it)
 		case it.service != nil:
 			b.service(it)
+		case it.account != nil:
+			b.account(it)
 		case it.route != nil:
 			b.route(it)
 		}
 	}
+	for _, key := range slices.Sorted(maps.Keys(filters)) {
+		b.filters(filters[key])
+	}
+	b.meshConfig(items)
 	b.sort()
 	return b.mesh, finish(b.problems)
 }
@@ -63,8 +74,14 @@ type builder struct {
 	problems []problem
 	taken    map[string]item // by key: names, addresses, namespaces
 	nodes    map[string]*nodeFacts
-	pods     map[string][]*podFacts // by namespace
-	grants   map[string][]*grantFacts
+	pods     map[string][]*podFacts       // by namespace
+	grants   map[grantKey]map[string]bool // the Services, by name; "": every one
+}
+
+// grantKey: routes of a kind and namespace may name Services of the namespace to.
+type grantKey struct {
+	routesOf
+	to string
 }
 
 func (b *builder) report(it item, line int, format string, args ...any) {
@@ -166,32 +183,88 @@ func selects(selector, labels map[string]string) bool {
 	return true
 }
 
+func (b *builder) account(it item) {
+	f := it.account
+	if f.catalog {
+		b.mesh.Catalog = append(b.mesh.Catalog, f.service)
+	}
+	if f.retained != nil {
+		b.mesh.Retained = append(b.mesh.Retained, *f.retained)
+	}
+}
+
+func (b *builder) grant(g *grantFacts) {
+	for _, from := range g.from {
+		key := grantKey{from, g.namespace}
+		if b.grants[key] == nil {
+			b.grants[key] = map[string]bool{}
+		}
+		for _, to := range g.to {
+			b.grants[key][to] = true
+		}
+	}
+}
+
+// route refuses the references into other namespaces that nothing permits (contract 10.5).
 func (b *builder) route(it item) {
 	r := it.route.route
-	r.Rules = slices.Clone(r.Rules)
-	for i := range r.Rules {
-		rule := &r.Rules[i]
-		rule.Backends = slices.Clone(rule.Backends)
-		for j := range rule.Backends {
-			ref := &rule.Backends[j]
-			if ref.Invalid != "" || ref.Service.Namespace == r.Namespace || granted(r.Namespace, ref.Service.Name, b.grants[ref.Service.Namespace]) {
-				continue
-			}
-			ref.Invalid = fmt.Sprintf("RefNotPermitted: no ReferenceGrant in namespace %s lets HTTPRoutes of namespace %s name Service %s: add one",
-				ref.Service.Namespace, r.Namespace, ref.Service.Name)
-			b.report(it, it.route.lines[i][j], "rules[%d].backendRefs[%d]: %s; its share of requests gets 500", i, j, ref.Invalid)
+	if len(it.route.foreign) > 0 {
+		r.Rules = cloneRules(r.Rules)
+	}
+	for _, f := range it.route.foreign {
+		ref := f.in(&r)
+		to := b.grants[grantKey{routesOf{r.Kind.String(), r.Namespace}, ref.Service.Namespace}]
+		if to[""] || to[ref.Service.Name] {
+			continue
 		}
+		ref.Invalid = fmt.Sprintf("RefNotPermitted: no ReferenceGrant in namespace %s lets %ss of namespace %s name Service %s: add one",
+			ref.Service.Namespace, r.Kind, r.Namespace, ref.Service.Name)
+		b.report(it, f.line, "%s: %s; %s", f.where, ref.Invalid, f.cost)
 	}
 	b.mesh.Routes = append(b.mesh.Routes, r)
 }
 
-func granted(from, service string, grants []*grantFacts) bool {
-	for _, g := range grants {
-		if slices.Contains(g.from, from) && (slices.Contains(g.to, "") || slices.Contains(g.to, service)) {
-			return true
+// cloneRules copies rules as deep as route changes them.
+func cloneRules(in []model.Rule) []model.Rule {
+	filters := func(in []model.Filter) []model.Filter {
+		in = slices.Clone(in)
+		for i := range in {
+			if m := in[i].Mirror; m != nil {
+				m := *m
+				in[i].Mirror = &m
+			}
+		}
+		return in
+	}
+	out := slices.Clone(in)
+	for i := range out {
+		out[i].Filters = filters(out[i].Filters)
+		out[i].Backends = slices.Clone(out[i].Backends)
+		for j := range out[i].Backends {
+			out[i].Backends[j].Filters = filters(out[i].Backends[j].Filters)
 		}
 	}
-	return false
+	return out
+}
+
+// filters takes the HTTPFilters of one name. Two are none: which was meant nobody can say,
+// and to drop one could widen access.
+func (b *builder) filters(same []item) {
+	for i, it := range same {
+		f := *it.filter
+		if len(same) > 1 {
+			other := same[0]
+			if i == 0 {
+				other = same[1]
+			}
+			why := fmt.Sprintf("is defined twice, also at %s: neither is in force, and what they govern is refused; keep one of the two", place(other.file, other.line))
+			b.report(it, it.line, "%s", why)
+			if f.Invalid == "" {
+				f.Invalid = why
+			}
+		}
+		b.mesh.Filters = append(b.mesh.Filters, f)
+	}
 }
 
 func (b *builder) sort() {
@@ -203,9 +276,19 @@ func (b *builder) sort() {
 		return cmp.Or(compareNames(a.Service, b.Service), cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Pod, b.Pod), a.IP.Compare(b.IP))
 	})
 	slices.SortFunc(m.Services, func(a, b model.Service) int { return compareNames(a.Name, b.Name) })
-	slices.SortFunc(m.Routes, func(a, b model.Route) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
+	slices.SortFunc(m.Routes, compareRoutes)
+	// Stable: two of one name stay as they stood.
+	slices.SortStableFunc(m.Filters, compareFilters)
+	slices.SortFunc(m.Catalog, compareNames)
+	slices.SortFunc(m.Retained, func(a, b model.Retained) int { return compareNames(a.Service, b.Service) })
+}
+
+func compareRoutes(a, b model.Route) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Kind, b.Kind))
+}
+
+func compareFilters(a, b model.HTTPFilter) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
 func compareNames(a, b model.ServiceName) int {

@@ -19,6 +19,9 @@ const (
 	maxFlaws   = 20      // a document; one that is that wrong says nothing more
 )
 
+// beyond is the path of what comes after maxFlaws: anything in the document may be wrong.
+const beyond = "*"
+
 // flaw is something in a document that its type has no place for.
 type flaw struct {
 	path   string // "spec.rules[0].matches"
@@ -34,15 +37,29 @@ type decoder struct {
 	flaws   []flaw
 	alias   int // depth of aliases being followed
 	aliased int
+	// proto takes names as protobuf's JSON form does: as they stand in the
+	// .proto file, with underscores, too.
+	proto bool
 }
 
+// verbatim is a part of a document that is read later, if at all.
+type verbatim struct{ node *yaml.Node }
+
 func (d *decoder) flaw(n *yaml.Node, path, format string, args ...any) {
-	if len(d.flaws) < maxFlaws {
-		d.flaws = append(d.flaws, flaw{path, d.base + n.Line, fmt.Sprintf(format, args...)})
+	switch line := d.base + n.Line; {
+	case len(d.flaws) < maxFlaws:
+		d.flaws = append(d.flaws, flaw{path, line, fmt.Sprintf(format, args...)})
+	case len(d.flaws) == maxFlaws:
+		d.flaws = append(d.flaws, flaw{beyond, line, fmt.Sprintf("more than %d mistakes: mend the ones above first", maxFlaws)})
 	}
 }
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
+
+// into decodes n, the field at path, into a pointer.
+func (d *decoder) into(n *yaml.Node, to any, path string) {
+	d.decode(n, reflect.ValueOf(to).Elem(), path, 0)
+}
 
 // decode fills v, which is settable and zero, from n.
 func (d *decoder) decode(n *yaml.Node, v reflect.Value, path string, depth int) {
@@ -53,6 +70,10 @@ func (d *decoder) decode(n *yaml.Node, v reflect.Value, path string, depth int) 
 	defer leave()
 	if n.ShortTag() == "!!null" {
 		return // as in the API: null is absent
+	}
+	if keep, ok := v.Addr().Interface().(*verbatim); ok {
+		keep.node = n
+		return
 	}
 	if v.Kind() == reflect.Pointer {
 		p := reflect.New(v.Type().Elem())
@@ -150,9 +171,20 @@ func (d *decoder) enter(n *yaml.Node, path string, depth int) (*yaml.Node, func(
 
 func (d *decoder) decodeStruct(n *yaml.Node, v reflect.Value, path string, depth int) {
 	fields := fieldsOf(v.Type())
+	var spelt map[string]bool
+	if d.proto {
+		spelt = map[string]bool{}
+	}
 	d.pairs(n, path, func(key, value *yaml.Node) {
-		at := join(path, key.Value)
-		i, ok := fields[key.Value]
+		at, name := join(path, key.Value), key.Value
+		if d.proto {
+			if name = camel(name); spelt[name] {
+				d.flaw(key, at, "field %q stands twice, in two spellings: keep one", at)
+				return
+			}
+			spelt[name] = true
+		}
+		i, ok := fields[name]
 		if !ok {
 			d.flaw(key, at, "unknown field %q%s: correct or remove it", at, suggest(key.Value, fields))
 			return
@@ -203,7 +235,7 @@ func (d *decoder) pairs(n *yaml.Node, path string, f func(key, value *yaml.Node)
 
 func (d *decoder) decodeBytes(n *yaml.Node, v reflect.Value, path string) {
 	b, err := base64.StdEncoding.DecodeString(n.Value)
-	if n.Kind != yaml.ScalarNode || err != nil {
+	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" || err != nil {
 		d.wrongKind(n, path, "base64 text")
 		return
 	}
@@ -275,7 +307,7 @@ func (d *decoder) wrongKind(n *yaml.Node, path, want string) {
 	switch tag := n.ShortTag(); {
 	case want == "text" && n.Kind == yaml.ScalarNode:
 		mend = fmt.Sprintf("put it in quotes: %q", n.Value)
-	case tag == "!!str" && n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0:
+	case tag == "!!str" && want != "base64 text" && n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0:
 		mend += ", without quotes"
 	}
 	is := describe(n)
@@ -289,6 +321,25 @@ func (d *decoder) wrongKind(n *yaml.Node, path, want string) {
 		at = fmt.Sprintf("field %q", at)
 	}
 	d.flaw(n, path, "%s is %s where %s is expected: %s", at, is, want, mend)
+}
+
+// camel is the JSON name of a field of a .proto file: append_action is appendAction.
+func camel(s string) string {
+	if strings.IndexByte(s, '_') < 0 {
+		return s
+	}
+	b, up := make([]byte, 0, len(s)), false
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '_':
+			up = true
+		case up && 'a' <= c && c <= 'z':
+			b, up = append(b, c-'a'+'A'), false
+		default:
+			b, up = append(b, c), false
+		}
+	}
+	return string(b)
 }
 
 func describe(n *yaml.Node) string {

@@ -188,6 +188,15 @@ func FuzzParse(f *testing.F) {
 	f.Add("a: &a [*a]\n---\n")
 	f.Add("apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: x}, spec: {ports: [{port: 80, targetPort: x}]}}\n")
 	f.Add("apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{kind: Service, name: s}], rules: [{matches: [{path: {type: Q}}], x: 1}]}\n")
+	seeds, err := filesBelow("testdata")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, b := range seeds {
+		for _, doc := range split(b) {
+			f.Add(string(doc.text))
+		}
+	}
 	f.Fuzz(func(t *testing.T, text string) {
 		p := parse("x.yaml", []byte(text+"\n---\n"+goodPod), Options{}.withDefaults())
 		if n := len(p.items); n == 0 || p.items[n-1].object != "Pod shop/good" {

@@ -19,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"aether/dataplane/model"
 )
 
 // document is one YAML document of a file, by its text.
@@ -92,7 +94,10 @@ type item struct {
 	node    *nodeFacts
 	pod     *podFacts
 	service *serviceFacts
+	account *accountFacts
 	route   *routeFacts
+	filter  *model.HTTPFilter
+	mesh    *meshFacts
 	grant   *grantFacts
 }
 
@@ -182,14 +187,22 @@ var known = map[string]struct {
 }{
 	"Pod":            {[]string{"v1"}, false, (*reader).pod},
 	"Service":        {[]string{"v1"}, false, (*reader).service},
+	"ServiceAccount": {[]string{"v1"}, false, (*reader).account},
 	"Node":           {[]string{"v1"}, true, (*reader).node},
 	"HTTPRoute":      {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1beta1"}, false, (*reader).httpRoute},
+	"GRPCRoute":      {[]string{gatewayGroup + "/v1"}, false, (*reader).grpcRoute},
+	"TCPRoute":       {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1alpha2"}, false, (*reader).tcpRoute},
+	"TLSRoute":       {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1alpha3", gatewayGroup + "/v1alpha2"}, false, (*reader).tlsRoute},
 	"ReferenceGrant": {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1beta1"}, false, (*reader).grant},
+	"HTTPFilter":     {[]string{configGroup + "/v1"}, false, (*reader).httpFilter},
+	"MeshConfig":     {[]string{configGroup + "/v1"}, false, (*reader).meshConfig},
 }
 
 const (
 	gatewayGroup = "gateway.networking.k8s.io"
-	kindsRead    = "Pod, Service, Node, List (v1), HTTPRoute and ReferenceGrant (" + gatewayGroup + "/v1)"
+	configGroup  = "config.aether.io"
+	kindsRead    = "Pod, Service, ServiceAccount, Node, List (v1), HTTPRoute, GRPCRoute, TCPRoute, TLSRoute and ReferenceGrant (" +
+		gatewayGroup + "/v1), HTTPFilter and MeshConfig (" + configGroup + "/v1)"
 )
 
 // object is a YAML mapping that says it is of a kind we read, and has a usable name.
@@ -209,6 +222,14 @@ func label(kind, namespace, name string) string {
 	return kind + " " + namespace + "/" + name
 }
 
+// an puts the article before a kind.
+func an(kind string) string {
+	if strings.HasPrefix(kind, "HTTP") {
+		return "an " + kind
+	}
+	return "a " + kind
+}
+
 func (o object) line() int { return o.base + o.root.Line }
 
 // at is the line of the field at path, or of the nearest field above it that is there.
@@ -222,7 +243,8 @@ func (o object) at(path ...string) int {
 		switch n.Kind {
 		case yaml.MappingNode:
 			for i := 0; i+1 < len(n.Content); i += 2 {
-				if n.Content[i].Value == p {
+				// A typedConfig may spell its names with underscores (see decoder.proto).
+				if key := n.Content[i].Value; key == p || camel(key) == p {
 					next, line = n.Content[i+1], n.Content[i].Line
 					break
 				}
@@ -272,7 +294,7 @@ func (r *reader) object(n *yaml.Node, base int) {
 		return
 	}
 	if !slices.Contains(k.versions, head.APIVersion) {
-		r.report(o.String(), o.at("apiVersion"), "apiVersion %q of a %s is not read: write %s", head.APIVersion, head.Kind, k.versions[0])
+		r.report(o.String(), o.at("apiVersion"), "apiVersion %q of %s is not read: write %s", head.APIVersion, an(head.Kind), k.versions[0])
 		return
 	}
 	switch {
@@ -333,7 +355,7 @@ func (r *reader) list(o object) {
 // strict decodes o into into, a pointer to a Kubernetes type.
 func (r *reader) strict(o object, into any) []flaw {
 	d := decoder{base: o.base}
-	d.decode(o.root, reflect.ValueOf(into).Elem(), "", 0)
+	d.into(o.root, into, "")
 	return d.flaws
 }
 
@@ -352,9 +374,9 @@ func (r *reader) ownAnnotations(o object, have map[string]string, allowed ...str
 	var flaws []flaw
 	for _, k := range slices.Sorted(maps.Keys(have)) {
 		if strings.HasPrefix(k, annotationPrefix) && !slices.Contains(allowed, k) {
-			what := "a " + o.kind + " has none of this prefix"
+			what := an(o.kind) + " has none of this prefix"
 			if len(allowed) > 0 {
-				what = "a " + o.kind + " has " + strings.Join(allowed, ", ")
+				what = an(o.kind) + " has " + strings.Join(allowed, ", ")
 			}
 			flaws = append(flaws, flaw{"", o.at("metadata", "annotations", k),
 				fmt.Sprintf("annotation %s does not exist: %s", k, what)})
@@ -382,24 +404,39 @@ func (r *reader) node(o object) {
 	r.add(o, item{node: &nodeFacts{n.Name, n.Labels[LabelRegion], n.Labels[LabelZone]}})
 }
 
-// grantFacts: routes of the namespaces in from may name the Services in to,
-// which are in namespace (contract 10.5).
+// maxGrant bounds the entries of a ReferenceGrant's from, and of its to; the
+// Gateway API allows 16.
+const maxGrant = 64
+
+// grantFacts: the routes in from may name the Services in to, which are in
+// namespace (contract 10.5).
 type grantFacts struct {
 	namespace string
-	from      []string
+	from      []routesOf
 	to        []string // "": every Service
 }
+
+// routesOf are the routes of a kind in a namespace.
+type routesOf struct{ kind, namespace string }
 
 func (r *reader) grant(o object) {
 	var g gatewayv1.ReferenceGrant
 	flaws := append(r.strict(o, &g), r.ownAnnotations(o, g.Annotations)...)
+	for _, l := range []struct {
+		name string
+		n    int
+	}{{"from", len(g.Spec.From)}, {"to", len(g.Spec.To)}} {
+		if l.n > maxGrant {
+			flaws = append(flaws, flaw{"", o.at("spec", l.name), fmt.Sprintf("spec.%s has %d entries, the limit is %d: write several grants", l.name, l.n, maxGrant)})
+		}
+	}
 	if r.refuse(o, flaws, "the grant is not in force") {
 		return
 	}
 	f := &grantFacts{namespace: o.namespace}
 	for _, from := range g.Spec.From {
-		if from.Group == gatewayGroup && from.Kind == "HTTPRoute" {
-			f.from = append(f.from, string(from.Namespace))
+		if from.Group == gatewayGroup {
+			f.from = append(f.from, routesOf{string(from.Kind), string(from.Namespace)})
 		}
 	}
 	for _, to := range g.Spec.To {
@@ -412,4 +449,51 @@ func (r *reader) grant(o object) {
 		}
 	}
 	r.add(o, item{grant: f})
+}
+
+// accountFacts are what a ServiceAccount's annotations say of its service.
+type accountFacts struct {
+	service  model.ServiceName
+	catalog  bool
+	retained *model.Retained
+}
+
+// account reads AnnotationCatalog and AnnotationRetained. A ServiceAccount is
+// what a mesh service is (contract 1.1), with or without a Service object.
+func (r *reader) account(o object) {
+	var a corev1.ServiceAccount
+	flaws := append(r.strict(o, &a), r.ownAnnotations(o, a.Annotations, AnnotationCatalog, AnnotationRetained)...)
+	bad := func(key, format string, args ...any) {
+		flaws = append(flaws, flaw{"", o.at("metadata", "annotations", key), "annotation " + key + ": " + fmt.Sprintf(format, args...)})
+	}
+	service := model.ServiceName{Namespace: o.namespace, Name: o.name}
+	f := &accountFacts{service: service}
+	catalog, cataloged := a.Annotations[AnnotationCatalog]
+	ports, retained := a.Annotations[AnnotationRetained]
+	if why := badService(service); why != "" && (cataloged || retained) {
+		flaws = append(flaws, flaw{"", o.at("metadata", "name"), why})
+	}
+	if f.catalog = catalog == "true"; cataloged && !f.catalog && catalog != "false" {
+		bad(AnnotationCatalog, "%.100q: write \"true\" or \"false\"", catalog)
+	}
+	if retained {
+		f.retained = &model.Retained{Service: service}
+		for entry := range strings.SplitSeq(ports, ",") {
+			if entry = strings.TrimSpace(entry); entry == "" {
+				continue
+			}
+			n, err := strconv.ParseUint(entry, 10, 16)
+			if err != nil || n == 0 {
+				bad(AnnotationRetained, "entry %.100q: write the HTTP ports the service had, from 1 to 65535, joined by commas", entry)
+				break
+			}
+			f.retained.Ports = append(f.retained.Ports, uint16(n))
+		}
+		slices.Sort(f.retained.Ports)
+		f.retained.Ports = slices.Compact(f.retained.Ports)
+	}
+	if r.refuse(o, flaws, refused) || !f.catalog && f.retained == nil {
+		return
+	}
+	r.add(o, item{account: f})
 }

@@ -3,6 +3,7 @@ package file
 import (
 	"bytes"
 	"cmp"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"aether/controlplane/endpointmeta"
 	"aether/dataplane/model"
@@ -33,13 +35,21 @@ func Dump(m *model.Mesh) []byte {
 	for _, s := range slices.SortedFunc(slices.Values(m.Services), func(a, b model.Service) int { return compareNames(a.Name, b.Name) }) {
 		d.service(&s)
 	}
-	grants := map[[2]string][]string{}
-	for _, r := range slices.SortedFunc(slices.Values(m.Routes), func(a, b model.Route) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	}) {
+	d.accounts(m)
+	grants := grantSet{}
+	for _, r := range slices.SortedStableFunc(slices.Values(m.Routes), compareRoutes) {
 		d.route(&r, grants)
 	}
 	d.grants(grants)
+	for _, f := range slices.SortedStableFunc(slices.Values(m.Filters), compareFilters) {
+		d.filter(&f)
+	}
+	if m.Semantics != model.Aether {
+		d.object(fields{
+			{"apiVersion", configGroup + "/v1"}, {"kind", "MeshConfig"}, meta(meshNamespace, meshName, nil, nil),
+			{"spec", fields{{"routeSemantics", m.Semantics.String()}}},
+		})
+	}
 	return d.b.Bytes()
 }
 
@@ -50,8 +60,9 @@ type dumper struct {
 
 func (d *dumper) printf(format string, args ...any) { fmt.Fprintf(&d.b, format, args...) }
 
-// fields is a YAML mapping in order; list a sequence. Other values are string,
-// uint32 and bool. A nil or empty value leaves its field out, but for empty, which is {}.
+// fields is a YAML mapping in order; list a sequence. Other values are text,
+// numbers and bool. A nil or empty value leaves its field out, but for empty,
+// which is {}, and none, which is [].
 type (
 	field struct {
 		name  string
@@ -60,7 +71,28 @@ type (
 	fields []field
 	list   []any
 	empty  struct{}
+	none   struct{}
 )
+
+// full gives f, or {} when nothing of it would be written.
+func (f fields) full() any {
+	if f.void() {
+		return empty{}
+	}
+	return f
+}
+
+// listOf makes a list of in, each by f.
+func listOf[T any](in []T, f func(*T) any) list {
+	out := list{}
+	for i := range in {
+		out = append(out, f(&in[i]))
+	}
+	return out
+}
+
+// same is for listOf.
+func same[T any](v *T) any { return *v }
 
 func (d *dumper) object(f fields) {
 	d.printf("---\n")
@@ -83,6 +115,8 @@ func (d *dumper) fields(f fields, indent string) {
 			}
 		case empty:
 			d.printf("%s%s: {}\n", indent, scalar(e.name))
+		case none:
+			d.printf("%s%s: []\n", indent, scalar(e.name))
 		default:
 			d.printf("%s%s: %s\n", indent, scalar(e.name), scalar(v))
 		}
@@ -367,9 +401,42 @@ func appProtocol(c model.Class) any {
 	return nil
 }
 
-func (d *dumper) route(r *model.Route, grants map[[2]string][]string) {
+// accounts writes a ServiceAccount for each name of the catalog, and each service that is retained.
+func (d *dumper) accounts(m *model.Mesh) {
+	all := map[model.ServiceName]fields{}
+	for _, n := range m.Catalog {
+		all[n] = fields{{AnnotationCatalog, "true"}}
+	}
+	for _, r := range m.Retained {
+		all[r.Service] = append(all[r.Service], field{AnnotationRetained, commas(r.Ports)})
+	}
+	for _, n := range slices.SortedFunc(maps.Keys(all), compareNames) {
+		d.object(fields{{"apiVersion", "v1"}, {"kind", "ServiceAccount"}, meta(n.Namespace, n.Name, nil, all[n])})
+	}
+}
+
+func (d *dumper) route(r *model.Route, grants grantSet) {
 	marks := map[string]string{}
-	parents, ruleList := list{}, list{}
+	mark := func(key, why string) {
+		if why != "" {
+			marks[key] = why
+		}
+	}
+	// names notes where a reference leads, and what is wrong with it.
+	names := func(key string, b *model.BackendRef) {
+		if mark(key, b.Invalid); b.Invalid == "" && b.Service.Namespace != r.Namespace {
+			grants.add(routesOf{r.Kind.String(), r.Namespace}, b.Service)
+		}
+	}
+	filters := func(key string, in []model.Filter) list {
+		for i := range in {
+			if in[i].Mirror != nil {
+				names(fmt.Sprintf("%s/filters/%d", key, i), &in[i].Mirror.Backend)
+			}
+		}
+		return listOf(in, filterFields)
+	}
+	parents, rules := list{}, list{}
 	for _, p := range r.Parents {
 		parents = append(parents, fields{
 			{"group", ""}, {"kind", "Service"}, {"namespace", p.Service.Namespace}, {"name", p.Service.Name}, {"port", unless(p.Port)},
@@ -377,32 +444,22 @@ func (d *dumper) route(r *model.Route, grants map[[2]string][]string) {
 	}
 	for i := range r.Rules {
 		rule := &r.Rules[i]
-		mark := func(key, why string) {
-			if why != "" {
-				marks[key] = why
-			}
-		}
-		mark(strconv.Itoa(i), rule.Invalid)
-		matches, backends := list{}, list{}
-		for j := range rule.Matches {
-			matches = append(matches, matchFields(&rule.Matches[j]))
-		}
+		key := strconv.Itoa(i)
+		mark(key, rule.Invalid)
+		backends := list{}
 		for j := range rule.Backends {
 			b := &rule.Backends[j]
-			mark(fmt.Sprintf("%d/%d", i, j), b.Invalid)
-			if to := b.Service; b.Invalid == "" && to.Namespace != r.Namespace {
-				key := [2]string{r.Namespace, to.Namespace}
-				if !slices.Contains(grants[key], to.Name) {
-					grants[key] = append(grants[key], to.Name)
-				}
-			}
+			key := fmt.Sprintf("%d/%d", i, j)
+			names(key, b)
 			backends = append(backends, fields{
 				{"namespace", b.Service.Namespace}, {"name", b.Service.Name}, {"port", unless(b.Port)}, {"weight", b.Weight},
-				{"filters", filterList(b.Filters)},
+				{"filters", filters(key, b.Filters)},
 			})
 		}
-		ruleList = append(ruleList, fields{
-			{"name", unless(rule.Name)}, {"matches", matches}, {"filters", filterList(rule.Filters)}, {"backendRefs", backends},
+		rules = append(rules, fields{
+			{"name", unless(rule.Name)}, {"matches", listOf(rule.Matches, matchFields)}, {"filters", filters(key, rule.Filters)}, {"backendRefs", backends},
+			{"timeouts", fields{{"request", duration(rule.Timeouts.Request)}, {"backendRequest", duration(rule.Timeouts.Backend)}}},
+			{"retry", retryFields(rule.Retry)}, {"sessionPersistence", persistenceFields(rule.Persistence)},
 		})
 	}
 	var annotations fields
@@ -414,73 +471,252 @@ func (d *dumper) route(r *model.Route, grants map[[2]string][]string) {
 	if !r.Created.IsZero() {
 		head.value = append(head.value.(fields), field{"creationTimestamp", r.Created.UTC().Format(time.RFC3339Nano)})
 	}
+	var ruleList any = rules
+	if len(rules) == 0 && r.Kind == model.HTTPRoute {
+		ruleList = none{} // without the field there is one
+	}
 	d.object(fields{
-		{"apiVersion", gatewayGroup + "/v1"}, {"kind", "HTTPRoute"}, head,
-		{"spec", fields{{"parentRefs", parents}, {"rules", ruleList}}},
+		{"apiVersion", gatewayGroup + "/v1"}, {"kind", r.Kind.String()}, head,
+		{"spec", fields{{"parentRefs", parents}, {"hostnames", listOf(r.ServerNames, same)}, {"rules", ruleList}}},
 	})
 }
 
-func matchFields(m *model.Match) fields {
+// duration: nil where there is none.
+func duration(d time.Duration) any {
+	if d <= 0 {
+		return nil
+	}
+	return formatDuration(d)
+}
+
+func retryFields(r *model.Retry) any {
+	if r == nil {
+		return nil
+	}
+	return fields{{"codes", listOf(r.Codes, same)}, {"attempts", r.Attempts}, {"backoff", duration(r.Backoff)}}
+}
+
+func persistenceFields(p *model.Persistence) any {
+	if p == nil {
+		return nil
+	}
+	f := fields{{"sessionName", unless(p.Name)}, {"absoluteTimeout", duration(p.Absolute)}}
+	if p.Header {
+		f = append(f, field{"type", "Header"})
+	}
+	if p.Lasting {
+		f = append(f, field{"cookieConfig", fields{{"lifetimeType", "Permanent"}}})
+	}
+	return f.full()
+}
+
+func matchFields(m *model.Match) any {
 	var f fields
 	switch m.PathKind {
 	case model.PathExact:
 		f = append(f, field{"path", fields{{"type", "Exact"}, {"value", m.Path}}})
 	case model.PathPrefix:
 		f = append(f, field{"path", fields{{"type", "PathPrefix"}, {"value", m.Path}}})
+	case model.PathRegex:
+		f = append(f, field{"path", fields{{"type", "RegularExpression"}, {"value", m.Path}}})
 	}
-	headers := list{}
-	for _, h := range m.Headers {
-		headers = append(headers, fields{{"name", h.Name}, {"value", h.Value}})
+	if g := m.GRPC; g != nil {
+		f = append(f, field{"method", fields{{"type", regular(g.Regex)}, {"service", unless(g.Service)}, {"method", unless(g.Method)}}.full()})
+	} else {
+		f = append(f, field{"method", unless(m.Method)})
 	}
-	return append(f, field{"method", unless(m.Method)}, field{"headers", headers})
+	values := func(in []model.ValueMatch) list {
+		return listOf(in, func(v *model.ValueMatch) any {
+			return fields{{"type", regular(v.Regex)}, {"name", v.Name}, {"value", v.Value}}
+		})
+	}
+	return append(f, field{"headers", values(m.Headers)}, field{"queryParams", values(m.Query)})
 }
 
-func filterList(in []model.Filter) list {
-	out := list{}
-	for i := range in {
-		f := &in[i]
-		kind, key := "RequestHeaderModifier", "requestHeaderModifier"
-		if f.Kind == model.ResponseHeaders {
-			kind, key = "ResponseHeaderModifier", "responseHeaderModifier"
+// regular is the type of a match; exact is the default.
+func regular(regex bool) any {
+	if regex {
+		return "RegularExpression"
+	}
+	return nil
+}
+
+func filterFields(f *model.Filter) any {
+	switch {
+	case f.Kind == model.Redirect && f.Redirect != nil:
+		r := f.Redirect
+		return fields{{"type", "RequestRedirect"}, {"requestRedirect", fields{
+			{"scheme", unless(r.Scheme)}, {"hostname", unless(r.Host)}, {"path", pathFields(r.Path)}, {"port", unless(r.Port)}, {"statusCode", r.Status},
+		}}}
+	case f.Kind == model.Rewrite && f.Rewrite != nil:
+		return fields{{"type", "URLRewrite"}, {"urlRewrite", fields{{"hostname", unless(f.Rewrite.Host)}, {"path", pathFields(f.Rewrite.Path)}}.full()}}
+	case f.Kind == model.Mirror && f.Mirror != nil:
+		m, b := f.Mirror, &f.Mirror.Backend
+		body := fields{{"backendRef", fields{{"namespace", b.Service.Namespace}, {"name", b.Service.Name}, {"port", unless(b.Port)}}}}
+		switch {
+		case m.Numerator == 1 && m.Denominator == 1:
+		case m.Denominator == 100:
+			body = append(body, field{"percent", m.Numerator})
+		default:
+			body = append(body, field{"fraction", fields{{"numerator", m.Numerator}, {"denominator", m.Denominator}}})
 		}
-		values := func(in []model.HeaderValue) list {
-			out := list{}
-			for _, h := range in {
-				out = append(out, fields{{"name", h.Name}, {"value", h.Value}})
+		return fields{{"type", "RequestMirror"}, {"requestMirror", body}}
+	case f.Kind == model.CORS && f.CORS != nil:
+		c := f.CORS
+		return fields{{"type", "CORS"}, {"cors", fields{
+			{"allowOrigins", listOf(c.Origins, same)}, {"allowCredentials", unless(c.Credentials)}, {"allowMethods", listOf(c.Methods, same)},
+			{"allowHeaders", listOf(c.Headers, same)}, {"exposeHeaders", listOf(c.Expose, same)}, {"maxAge", unless(int64(c.MaxAge / time.Second))},
+		}.full()}}
+	case f.Kind == model.Extension:
+		return fields{{"type", "ExtensionRef"}, {"extensionRef", fields{{"group", configGroup}, {"kind", "HTTPFilter"}, {"name", f.Extension}}}}
+	}
+	kind, key := "RequestHeaderModifier", "requestHeaderModifier"
+	if f.Kind == model.ResponseHeaders {
+		kind, key = "ResponseHeaderModifier", "responseHeaderModifier"
+	}
+	value := func(h *model.HeaderValue) any { return fields{{"name", h.Name}, {"value", h.Value}} }
+	return fields{{"type", kind}, {key, fields{{"set", listOf(f.Set, value)}, {"add", listOf(f.Add, value)}, {"remove", listOf(f.Remove, same)}}.full()}}
+}
+
+func pathFields(p model.PathEdit) any {
+	switch p.Kind {
+	case model.PathFull:
+		return fields{{"type", "ReplaceFullPath"}, {"replaceFullPath", p.Value}}
+	case model.PathPrefixPart:
+		return fields{{"type", "ReplacePrefixMatch"}, {"replacePrefixMatch", p.Value}}
+	}
+	return nil
+}
+
+// filter writes an HTTPFilter (contract 10.7).
+func (d *dumper) filter(f *model.HTTPFilter) {
+	spec := fields{{"scope", []string{"", "SCOPE_ROUTE", "SCOPE_CHAIN", "SCOPE_INBOUND"}[f.Scope&3]}, {"targetRefs", listOf(f.Targets, func(t *model.ServiceName) any {
+		return fields{{"group", ""}, {"kind", "Service"}, {"name", t.Name}}
+	})}}
+	switch {
+	case f.RBAC != nil:
+		r := f.RBAC
+		body := fields{{"policies", listOf(r.Policies, policyFields)}}
+		if r.Audit {
+			body = append(body, field{"mode", "AUDIT"})
+		}
+		if r.Deny {
+			body = append(body, field{"action", "DENY"})
+		}
+		spec = append(spec, field{"rbac", body.full()})
+	case f.ExtAuthz != nil:
+		a, ext := f.ExtAuthz, fields{}
+		for _, k := range slices.Sorted(maps.Keys(a.ContextExtensions)) {
+			ext = append(ext, field{k, a.ContextExtensions[k]})
+		}
+		spec = append(spec, field{"extAuthz", fields{
+			{"contextExtensions", ext}, {"disableRequestBodyBuffering", unless(a.NoBody)}, {"disabled", unless(a.Disabled)},
+		}.full()})
+	case f.HeaderToMetadata != nil:
+		spec = append(spec, field{"headerToMetadata", fields{{"rules", listOf(f.HeaderToMetadata, func(h *model.HeaderToMetadata) any {
+			rule := fields{{"header", h.Header}, {"metadataKey", h.Key}}
+			if h.Namespace != metadataNamespace {
+				rule = append(rule, field{"metadataNamespace", h.Namespace})
 			}
-			return out
-		}
-		remove := list{}
-		for _, n := range f.Remove {
-			remove = append(remove, n)
-		}
-		body := fields{{"set", values(f.Set)}, {"add", values(f.Add)}, {"remove", remove}}
-		var value any = body
-		if body.void() {
-			value = empty{}
-		}
-		out = append(out, fields{{"type", kind}, {key, value}})
+			return rule
+		})}}})
+	case f.Mutation != nil:
+		m := f.Mutation
+		spec = append(spec, field{"filter", mutationFilter}, field{"typedConfig", fields{
+			{"@type", "type.googleapis.com/" + mutationType},
+			{"mutations", fields{
+				{"requestMutations", listOf(m.Request, fieldMutationFields)}, {"queryParameterMutations", listOf(m.Query, paramMutationFields)},
+				{"responseMutations", listOf(m.Response, fieldMutationFields)},
+			}},
+		}})
 	}
-	return out
+	d.object(fields{
+		{"apiVersion", configGroup + "/v1"}, {"kind", "HTTPFilter"},
+		meta(f.Namespace, f.Name, nil, fields{{AnnotationInvalid, unless(f.Invalid)}}),
+		{"spec", spec},
+	})
 }
 
-// grants permits what the mesh says is permitted: from a namespace, into
-// another, by the names of the Services.
-func (d *dumper) grants(grants map[[2]string][]string) {
-	keys := slices.SortedFunc(maps.Keys(grants), func(a, b [2]string) int {
-		return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1]))
+func policyFields(p *model.Policy) any {
+	return fields{
+		{"name", p.Name},
+		{"principals", listOf(p.Principals, func(w *model.Principal) any {
+			return fields{{"spiffeId", unless(w.SPIFFEID)}, {"namespace", unless(w.Namespace)}}
+		})},
+		{"permissions", listOf(p.Permissions, func(w *model.Permission) any {
+			return fields{{"pathPrefix", unless(w.PathPrefix)}, {"method", unless(w.Method)}}
+		})},
+	}
+}
+
+// percent is the reverse of filterReader.literal.
+func percent(s string) string { return strings.ReplaceAll(s, "%", "%%") }
+
+func appendAction(k model.MutationKind) any {
+	if int(k) < len(appendActions) {
+		return appendActions[k]
+	}
+	return nil
+}
+
+// raw is text that YAML cannot hold, as bytes.
+func raw(s string) any { return base64.StdEncoding.EncodeToString([]byte(s)) }
+
+func fieldMutationFields(m *model.MutationOp) any {
+	if m.Kind == model.RemoveAll {
+		return fields{{"remove", m.Name}}
+	}
+	header := fields{{"key", m.Name}, {"value", percent(m.Value)}}
+	if !utf8.ValidString(m.Value) {
+		header[1] = field{"rawValue", raw(percent(m.Value))}
+	}
+	return fields{{"append", fields{{"header", header}, {"appendAction", appendAction(m.Kind)}, {"keepEmptyValue", unless(m.Value == "")}}}}
+}
+
+func paramMutationFields(m *model.MutationOp) any {
+	if m.Kind == model.RemoveAll {
+		return fields{{"remove", m.Name}}
+	}
+	name, value := "record", any(percent(m.Value))
+	if !utf8.ValidString(m.Value) {
+		name, value = "entry", raw(percent(m.Value))
+	}
+	return fields{{"append", fields{{name, fields{{"key", m.Name}, {"value", value}}}, {"action", appendAction(m.Kind)}}}}
+}
+
+// grantSet is what routes name in other namespaces: from, to, names.
+type grantSet map[grantKey][]string
+
+func (g grantSet) add(from routesOf, to model.ServiceName) {
+	key := grantKey{from, to.Namespace}
+	g[key] = append(g[key], to.Name)
+}
+
+// grants permits what the mesh says is permitted: from a kind of routes of a namespace,
+// into another, by the names of the Services.
+func (d *dumper) grants(grants grantSet) {
+	keys := slices.SortedFunc(maps.Keys(grants), func(a, b grantKey) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.to, b.to), cmp.Compare(a.kind, b.kind))
 	})
 	for _, k := range keys {
-		to := list{}
-		for _, name := range slices.Sorted(slices.Values(grants[k])) {
-			to = append(to, fields{{"group", ""}, {"kind", "Service"}, {"name", name}})
+		names := slices.Sorted(slices.Values(grants[k]))
+		n := 0
+		for part := range slices.Chunk(slices.Compact(names), maxGrant) {
+			// A dot is in no namespace's name, so these are names of nothing else.
+			name := "from-" + k.namespace
+			if k.kind != model.HTTPRoute.String() {
+				name += "." + strings.ToLower(k.kind)
+			}
+			if n++; n > 1 {
+				name += "." + strconv.Itoa(n)
+			}
+			d.object(fields{
+				{"apiVersion", gatewayGroup + "/v1"}, {"kind", "ReferenceGrant"}, meta(k.to, name, nil, nil),
+				{"spec", fields{
+					{"from", list{fields{{"group", gatewayGroup}, {"kind", k.kind}, {"namespace", k.namespace}}}},
+					{"to", listOf(part, func(name *string) any { return fields{{"group", ""}, {"kind", "Service"}, {"name", *name}} })},
+				}},
+			})
 		}
-		d.object(fields{
-			{"apiVersion", gatewayGroup + "/v1"}, {"kind", "ReferenceGrant"}, meta(k[1], "from-"+k[0], nil, nil),
-			{"spec", fields{
-				{"from", list{fields{{"group", gatewayGroup}, {"kind", "HTTPRoute"}, {"namespace", k[0]}}}},
-				{"to", to},
-			}},
-		})
 	}
 }

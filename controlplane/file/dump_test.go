@@ -141,42 +141,77 @@ func (g *generator) mesh() *model.Mesh {
 		}
 		m.Services = append(m.Services, s)
 	}
+	for range g.IntN(6) {
+		m.Routes = append(m.Routes, g.route())
+	}
 	for range g.IntN(4) {
-		r := model.Route{Namespace: g.service().Namespace, Name: g.name("route")}
-		if g.some(0.7) {
-			r.Created = time.Date(2026, 10, 1, 8, g.IntN(60), g.IntN(60), 0, time.UTC)
+		m.Filters = append(m.Filters, g.httpFilter())
+	}
+	m.Semantics = oneOf(g, model.Aether, model.GatewayAPI)
+	seen := map[model.ServiceName]bool{}
+	for range g.IntN(4) {
+		if s := g.service(); !seen[s] {
+			seen[s] = true
+			if g.some(0.7) {
+				m.Catalog = append(m.Catalog, s)
+			}
+			if g.some(0.5) {
+				m.Retained = append(m.Retained, model.Retained{Service: s, Ports: oneOf(g, nil, []uint16{80}, []uint16{80, 8080})})
+			}
 		}
-		for range 1 + g.IntN(2) {
-			r.Parents = append(r.Parents, model.ParentRef{Service: g.service(), Port: oneOf[uint16](g, 0, 80, 8080)})
-		}
-		for range g.IntN(4) {
-			r.Rules = append(r.Rules, g.rule())
-		}
-		m.Routes = append(m.Routes, r)
 	}
 	b := builder{mesh: m}
 	b.sort()
 	return m
 }
 
-func (g *generator) rule() model.Rule {
-	rule := model.Rule{Name: oneOf(g, "", "a", "no"), Filters: g.filters()}
+func (g *generator) route() model.Route {
+	r := model.Route{Kind: oneOf(g, model.HTTPRoute, model.HTTPRoute, model.GRPCRoute, model.TLSRoute, model.TCPRoute), Namespace: g.service().Namespace, Name: g.name("route")}
+	if g.some(0.7) {
+		r.Created = time.Date(2026, 10, 1, 8, g.IntN(60), g.IntN(60), 0, time.UTC)
+	}
+	for range 1 + g.IntN(2) {
+		r.Parents = append(r.Parents, model.ParentRef{Service: g.service(), Port: oneOf[uint16](g, 0, 80, 8080)})
+	}
+	if r.Kind == model.TLSRoute {
+		r.ServerNames = oneOf(g, []string{"a.example"}, []string{"*.example", "true", "1"})
+	}
+	for range g.IntN(4) {
+		r.Rules = append(r.Rules, g.rule(r.Kind))
+	}
+	return r
+}
+
+func (g *generator) rule(kind model.RouteKind) model.Rule {
+	rule := model.Rule{Name: oneOf(g, "", "a", "no")}
 	if g.some(0.2) {
 		rule.Invalid = "because " + g.text()
 	}
-	for range g.IntN(3) {
-		var mt model.Match
-		if mt.PathKind = oneOf(g, model.PathAny, model.PathExact, model.PathPrefix); mt.PathKind != model.PathAny {
-			mt.Path = oneOf(g, "/", "/a", "/a/b/", "/é", "/a:b", "/1")
+	http := kind == model.HTTPRoute
+	if http || kind == model.GRPCRoute {
+		for range g.IntN(3) {
+			rule.Matches = append(rule.Matches, g.match(kind))
 		}
-		mt.Method = oneOf(g, "", "GET", "POST")
-		for i := range g.IntN(3) {
-			mt.Headers = append(mt.Headers, model.HeaderMatch{Name: []string{"x-a", "no"}[i], Value: g.value()})
+		prefixes := !slices.ContainsFunc(rule.Matches, func(m model.Match) bool { return m.PathKind == model.PathExact || m.PathKind == model.PathRegex })
+		rule.Filters = g.filters(http, false, prefixes)
+		if g.some(0.3) {
+			rule.Persistence = g.persistence()
 		}
-		rule.Matches = append(rule.Matches, mt)
+		defer func() {
+			for i := range rule.Backends {
+				rule.Backends[i].Filters = g.filters(http, true, prefixes)
+			}
+		}()
+	}
+	if http && g.some(0.3) {
+		rule.Timeouts.Request = oneOf(g, 0, time.Minute+500*time.Millisecond, maxDuration)
+		rule.Timeouts.Backend = oneOf(g, 0, time.Millisecond, time.Minute)
+	}
+	if http && g.some(0.3) {
+		rule.Retry = &model.Retry{Codes: oneOf(g, nil, []uint16{500, 503}), Attempts: oneOf[uint8](g, 0, 1, 255), Backoff: oneOf(g, 0, 100*time.Millisecond)}
 	}
 	for range g.IntN(3) {
-		b := model.BackendRef{Service: g.service(), Port: oneOf[uint16](g, 80, 8080), Weight: oneOf[uint32](g, 0, 1, maxWeight), Filters: g.filters()}
+		b := model.BackendRef{Service: g.service(), Port: oneOf[uint16](g, 80, 8080), Weight: oneOf[uint32](g, 0, 1, maxWeight)}
 		if g.some(0.2) {
 			b.Invalid, b.Port = "because "+g.text(), oneOf[uint16](g, 0, 80)
 		}
@@ -185,27 +220,188 @@ func (g *generator) rule() model.Rule {
 	return rule
 }
 
-func (g *generator) filters() []model.Filter {
-	var out []model.Filter
-	for range max(0, g.IntN(5)-2) {
-		f := model.Filter{Kind: oneOf(g, model.RequestHeaders, model.ResponseHeaders)}
-		for range g.IntN(2) {
-			f.Set = append(f.Set, model.HeaderValue{Name: "x-set", Value: g.value()})
+func (g *generator) match(kind model.RouteKind) model.Match {
+	var mt model.Match
+	if kind == model.HTTPRoute {
+		switch mt.PathKind = oneOf(g, model.PathAny, model.PathExact, model.PathPrefix, model.PathRegex); mt.PathKind {
+		case model.PathAny:
+		case model.PathRegex:
+			mt.Path = g.pattern()
+		default:
+			mt.Path = oneOf(g, "/", "/a", "/a/b/", "/é", "/a:b", "/1")
 		}
-		for range g.IntN(3) {
-			f.Add = append(f.Add, model.HeaderValue{Name: oneOf(g, "x-add", "null"), Value: g.value()})
+		mt.Method = oneOf(g, "", "GET", "POST")
+		mt.Query = g.values("q", "Q", "no")
+	} else if g.some(0.8) {
+		if mt.GRPC = (&model.GRPCMatch{Service: oneOf(g, "", "a.B", "true", "_x"), Method: oneOf(g, "Say", "", "no"), Regex: g.some(0.4)}); mt.GRPC.Service+mt.GRPC.Method == "" {
+			mt.GRPC.Service = "a"
 		}
-		for range g.IntN(2) {
-			f.Remove = append(f.Remove, oneOf(g, "cookie", "y"))
+		if mt.GRPC.Regex {
+			mt.GRPC.Method = g.pattern()
 		}
-		out = append(out, f)
+	}
+	mt.Headers = g.values("x-a", "no", "host")
+	return mt
+}
+
+func (g *generator) pattern() string {
+	return oneOf(g, "a.*", "/[0-9]+", "(?i)true|no", `\d{3}`, ".", "^$", "é", "[#: ]")
+}
+
+func (g *generator) values(names ...string) (out []model.ValueMatch) {
+	for _, name := range names {
+		switch {
+		case g.some(0.7):
+		case g.some(0.4):
+			out = append(out, model.ValueMatch{Name: name, Value: g.pattern(), Regex: true})
+		default:
+			out = append(out, model.ValueMatch{Name: name, Value: g.value()})
+		}
 	}
 	return out
 }
 
+func (g *generator) persistence() *model.Persistence {
+	p := &model.Persistence{Name: oneOf(g, "", "no", "sid"), Header: g.some(0.4), Absolute: oneOf(g, 0, time.Hour)}
+	p.Lasting = !p.Header && p.Absolute > 0 && g.some(0.5)
+	return p
+}
+
+// filters of a rule, or of a backend; prefixes: the prefix that matched may be replaced.
+func (g *generator) filters(http, backend, prefixes bool) []model.Filter {
+	var out []model.Filter
+	edit := func() model.PathEdit {
+		e := model.PathEdit{Kind: oneOf(g, model.PathKept, model.PathFull, model.PathPrefixPart)}
+		if e.Kind == model.PathPrefixPart && !prefixes {
+			e.Kind = model.PathFull
+		}
+		switch e.Kind {
+		case model.PathFull:
+			e.Value = oneOf(g, "/", "/no", "/a:b")
+		case model.PathPrefixPart:
+			e.Value = oneOf(g, "/", "", "/x/")
+		}
+		return e
+	}
+	for _, kind := range []model.FilterKind{model.Mirror, model.RequestHeaders, model.ResponseHeaders, model.Redirect, model.Rewrite, model.CORS, model.Extension, model.Mirror} {
+		f := model.Filter{Kind: kind}
+		switch kind {
+		case model.RequestHeaders, model.ResponseHeaders:
+			for range g.IntN(2) {
+				f.Set = append(f.Set, model.HeaderValue{Name: "x-set", Value: g.value()})
+			}
+			for range g.IntN(3) {
+				f.Add = append(f.Add, model.HeaderValue{Name: oneOf(g, "x-add", "null"), Value: g.value()})
+			}
+			for range g.IntN(2) {
+				f.Remove = append(f.Remove, oneOf(g, "cookie", "y"))
+			}
+		case model.Redirect:
+			if !http || backend {
+				continue
+			}
+			f.Redirect = &model.RedirectFilter{Scheme: oneOf(g, "", "https"), Host: oneOf(g, "", "no", "a.example"), Port: oneOf[uint16](g, 0, 8443), Path: edit(), Status: oneOf(g, 301, 302, 308)}
+		case model.Rewrite:
+			if !http || slices.ContainsFunc(out, func(f model.Filter) bool { return f.Redirect != nil }) {
+				continue
+			}
+			f.Rewrite = &model.RewriteFilter{Host: oneOf(g, "", "true", "a.example"), Path: edit()}
+		case model.Mirror:
+			f.Mirror = &model.MirrorFilter{Backend: model.BackendRef{Service: g.service(), Port: 80, Weight: 1}, Numerator: 1, Denominator: 1}
+			if g.some(0.5) {
+				f.Mirror.Numerator, f.Mirror.Denominator = oneOf[uint32](g, 0, 1, 7), oneOf[uint32](g, 7, 100, 1<<31-1)
+			}
+			if g.some(0.3) {
+				f.Mirror.Backend.Invalid, f.Mirror.Backend.Port = "because "+g.text(), oneOf[uint16](g, 0, 80)
+			}
+		case model.CORS:
+			if !http || backend {
+				continue
+			}
+			f.CORS = &model.CORSFilter{
+				Origins: oneOf(g, nil, []string{"*"}, []string{"https://a.example", "http://*.b.example:8080", "https://*"}), Credentials: g.some(0.5),
+				Methods: oneOf(g, nil, []string{"*"}, []string{"GET", "PUT"}), Headers: oneOf(g, nil, []string{"*"}, []string{"X-A", "no"}),
+				Expose: oneOf(g, nil, []string{"X-B"}), MaxAge: oneOf(g, 0, time.Second, time.Hour),
+			}
+		case model.Extension:
+			if backend {
+				continue
+			}
+			f.Extension = oneOf(g, "true", "filter-1", "a.b")
+		}
+		if g.some(0.15) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+func (g *generator) httpFilter() model.HTTPFilter {
+	f := model.HTTPFilter{Namespace: g.service().Namespace, Name: g.name("filter"), Scope: oneOf(g, model.ScopeRoute, model.ScopeChain, model.ScopeInbound)}
+	if f.Scope != model.ScopeRoute || g.some(0.5) {
+		f.Targets = []model.ServiceName{{Namespace: f.Namespace, Name: "cart"}}
+		if g.some(0.5) {
+			f.Targets = append(f.Targets, model.ServiceName{Namespace: f.Namespace, Name: "no"})
+		}
+	}
+	if g.some(0.2) {
+		if f.Invalid = "because " + g.text(); g.some(0.5) {
+			return f
+		}
+	}
+	kind := g.IntN(4)
+	if f.Scope == model.ScopeInbound {
+		kind = g.IntN(2)
+	}
+	ops := func(param bool) (out []model.MutationOp) {
+		for range g.IntN(4) {
+			op := model.MutationOp{Kind: oneOf(g, model.AppendIfExistsOrAdd, model.AddIfAbsent, model.OverwriteIfExistsOrAdd, model.OverwriteIfExists, model.RemoveAll), Name: oneOf(g, "x-a", "true")}
+			if param && g.some(0.5) {
+				op.Name = oneOf(g, "a b", "%", "A")
+			}
+			if op.Kind != model.RemoveAll {
+				op.Value = oneOf(g, g.value(), "", "100%", "%REQ(x)%", "%%", "\xb6\xff", "%\xff")
+			}
+			out = append(out, op)
+		}
+		return out
+	}
+	switch kind {
+	case 0:
+		f.RBAC = &model.RBAC{Audit: g.some(0.3), Deny: g.some(0.3)}
+		for range g.IntN(3) {
+			p := model.Policy{Name: g.name("policy"), Principals: []model.Principal{{SPIFFEID: "spiffe://td.test/ns/a/sa/b"}}}
+			if g.some(0.5) {
+				p.Principals = append(p.Principals, model.Principal{Namespace: "true"})
+			}
+			for range g.IntN(3) {
+				p.Permissions = append(p.Permissions, oneOf(g, model.Permission{PathPrefix: "/admin"}, model.Permission{Method: "GET"}, model.Permission{Method: "PROPFIND"}))
+			}
+			f.RBAC.Policies = append(f.RBAC.Policies, p)
+		}
+	case 1:
+		f.ExtAuthz = &model.ExtAuthz{NoBody: g.some(0.5), Disabled: g.some(0.3)}
+		for range g.IntN(3) {
+			if !f.ExtAuthz.Disabled {
+				if f.ExtAuthz.ContextExtensions == nil {
+					f.ExtAuthz.ContextExtensions = map[string]string{}
+				}
+				f.ExtAuthz.ContextExtensions[oneOf(g, "a", "true", "a b", "x_y")] = g.text()
+			}
+		}
+	case 2:
+		for range 1 + g.IntN(2) {
+			f.HeaderToMetadata = append(f.HeaderToMetadata, model.HeaderToMetadata{Header: oneOf(g, "x-v", "no"), Key: oneOf(g, "version", "true"), Namespace: oneOf(g, "envoy.lb", "other")})
+		}
+	case 3:
+		f.Mutation = &model.Mutation{Request: ops(false), Query: ops(true), Response: ops(false)}
+	}
+	return f
+}
+
 // TestDumpLoads: for random meshes, Load(Dump(m)) is m, and the order of m's slices shows in neither.
 func TestDumpLoads(t *testing.T) {
-	for seed := range uint64(150) {
+	for seed := range uint64(250) {
 		g := &generator{Rand: rand.New(rand.NewPCG(seed, 1))}
 		m := g.mesh()
 		text := Dump(m)
@@ -237,7 +433,7 @@ func TestDumpReads(t *testing.T) {
 			SPIFFEID: "spiffe://td.test/ns/shop/sa/cart",
 		}},
 		Routes: []model.Route{{
-			Namespace: "shop", Name: "cart",
+			Kind: model.HTTPRoute, Namespace: "shop", Name: "cart",
 			Parents: []model.ParentRef{{Service: model.ServiceName{Namespace: "shop", Name: "cart"}}},
 			Rules: []model.Rule{{
 				Matches:  []model.Match{{}},

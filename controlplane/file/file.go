@@ -1,14 +1,18 @@
 // Package file is a configuration source: a directory of ordinary Kubernetes
 // YAML, read whole into one model.Mesh and read again whenever it changes.
 //
-//   - It reads Pod, Service, Node, HTTPRoute and ReferenceGrant, alone, in
-//     multi-document files, or in a List, from *.yaml and *.yml at any depth.
+//   - It reads Pod, Service, ServiceAccount, Node; HTTPRoute, GRPCRoute, TCPRoute,
+//     TLSRoute and ReferenceGrant of the Gateway API; HTTPFilter and MeshConfig of
+//     config.aether.io: alone, in multi-document files, or in a List, from *.yaml
+//     and *.yml at any depth.
 //   - Strict: a field, an annotation of ours or a value that is not understood
 //     refuses the object that holds it, by file and line, and nothing else.
-//   - Fail closed: what is refused of an HTTPRoute stays as rules that answer
-//     500 to the requests that pick them; it never becomes a missing rule.
+//   - Fail closed: what is refused of a route stays as rules that answer 500 to
+//     the requests that pick them; it never becomes a missing rule. A refused
+//     HTTPFilter stays, marked, and refuses what it governs.
 //   - Two objects of one name: the first in order of path and line stands, the
-//     other is refused and both places are named.
+//     other is refused and both places are named. Of HTTPFilters both are refused:
+//     which of two policies was meant cannot be told.
 //   - What is published is whole: a listing or a file that cannot be read at
 //     the moment keeps what it last said.
 //
@@ -44,9 +48,18 @@ const (
 	// AnnotationTargetPorts on a Service resolves named target ports, as
 	// EndpointSlices do in a cluster: "80=8080,53/UDP=5353", Service port to pod port.
 	AnnotationTargetPorts = "file.aether.io/target-ports"
-	// AnnotationInvalid on an HTTPRoute is a JSON object that marks rules ("0")
-	// and backends ("0/1": the second of the first rule) as refused, and says why.
+	// AnnotationInvalid on a route is a JSON object that marks rules ("0"),
+	// backends ("0/1": the second of the first rule) and the backends of mirrors
+	// ("0/filters/2", "0/1/filters/0") as refused, and says why. On an HTTPFilter it
+	// is the reason alone.
 	AnnotationInvalid = "file.aether.io/invalid"
+	// AnnotationCatalog on a ServiceAccount, "true": the service of that name exists
+	// in the mesh, as the registry's catalog says, even while none of its pods is
+	// known here (model.Mesh.Catalog).
+	AnnotationCatalog = "file.aether.io/catalog"
+	// AnnotationRetained on a ServiceAccount: its service is kept against its
+	// removal, with these HTTP ports: "8080,9090" (model.Mesh.Retained).
+	AnnotationRetained = "file.aether.io/retained"
 
 	annotationPrefix = "file.aether.io/"
 )

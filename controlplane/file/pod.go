@@ -119,6 +119,9 @@ func (r *reader) managed(o object, p *corev1.Pod, f *podFacts) []flaw {
 	if why := validation.IsDNS1123Label(account); len(why) > 0 {
 		bad(accountLine, "service account %q cannot name a mesh service: %s", account, strings.Join(why, "; "))
 	}
+	if why := validation.IsDNS1123Subdomain(p.Spec.NodeName); p.Spec.NodeName != "" && len(why) > 0 {
+		bad(o.at("spec", "nodeName"), "node %.100q cannot be a name: %s", p.Spec.NodeName, strings.Join(why, "; "))
+	}
 	if p.Spec.HostNetwork {
 		bad(o.at("spec", "hostNetwork"), "a pod on the host's network cannot be in the mesh, its network namespace is the node's: drop hostNetwork, or label %s", LabelManaged)
 	}

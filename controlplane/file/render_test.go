@@ -20,6 +20,9 @@ func render(m *model.Mesh) string {
 		return " " + name + "=" + v
 	}
 	line("mesh %s trust=%s node=%q region=%q zone=%q", m.Domain, m.TrustDomain, m.Node, m.Region, m.Zone)
+	if m.Semantics != model.Aether {
+		line("semantics %d", m.Semantics)
+	}
 	ports := func(ps []model.Port) string {
 		var s []string
 		for _, p := range ps {
@@ -49,29 +52,96 @@ func render(m *model.Mesh) string {
 				opt("class", []string{"", "http", "tcp", "udp"}[p.Class]))
 		}
 	}
+	backend := func(b *model.BackendRef) string {
+		return fmt.Sprintf("%s:%d weight=%d%s", b.Service, b.Port, b.Weight, opt("INVALID", b.Invalid))
+	}
+	edit := func(e model.PathEdit) string { return fmt.Sprintf("%d=%q", e.Kind, e.Value) }
 	filters := func(indent string, fs []model.Filter) {
 		for _, f := range fs {
-			line("%sfilter %s set=%v add=%v remove=%v", indent, []string{"?", "request", "response"}[f.Kind], f.Set, f.Add, f.Remove)
+			switch {
+			case f.Redirect != nil:
+				r := f.Redirect
+				line("%sredirect %q %q %d path=%s %d", indent, r.Scheme, r.Host, r.Port, edit(r.Path), r.Status)
+			case f.Rewrite != nil:
+				line("%srewrite %q path=%s", indent, f.Rewrite.Host, edit(f.Rewrite.Path))
+			case f.Mirror != nil:
+				line("%smirror %d/%d %s", indent, f.Mirror.Numerator, f.Mirror.Denominator, backend(&f.Mirror.Backend))
+			case f.CORS != nil:
+				line("%scors %+v", indent, *f.CORS)
+			case f.Extension != "":
+				line("%sextension %s", indent, f.Extension)
+			default:
+				line("%sfilter %s set=%v add=%v remove=%v", indent, []string{"?", "request", "response"}[f.Kind], f.Set, f.Add, f.Remove)
+			}
 		}
+	}
+	values := func(vs []model.ValueMatch) string {
+		var s []string
+		for _, v := range vs {
+			s = append(s, "{"+v.Name+map[bool]string{false: " ", true: " ~"}[v.Regex]+v.Value+"}")
+		}
+		return "[" + strings.Join(s, " ") + "]"
 	}
 	for _, r := range m.Routes {
 		created := ""
 		if !r.Created.IsZero() {
 			created = r.Created.Format(time.RFC3339)
 		}
-		line("route %s/%s parents=%v%s", r.Namespace, r.Name, r.Parents, opt("created", created))
+		kind := []string{"?", "grpc", "", "tls", "tcp"}[r.Kind]
+		line("%sroute %s/%s parents=%v%s%s", kind, r.Namespace, r.Name, r.Parents, opt("created", created), opt("names", strings.Join(r.ServerNames, ",")))
 		for i := range r.Rules {
 			rule := &r.Rules[i]
 			line("  rule%s%s", opt("name", rule.Name), opt("INVALID", rule.Invalid))
 			for _, mt := range rule.Matches {
-				line("    match %s%s%s %v", []string{"any", "exact ", "prefix "}[mt.PathKind], mt.Path, opt("method", mt.Method), mt.Headers)
+				what := []string{"any", "exact ", "prefix ", "regex "}[mt.PathKind] + mt.Path
+				if mt.GRPC != nil {
+					what = fmt.Sprintf("grpc %+v", *mt.GRPC)
+				}
+				query := ""
+				if len(mt.Query) > 0 {
+					query = " ?" + values(mt.Query)
+				}
+				line("    match %s%s %s%s", what, opt("method", mt.Method), values(mt.Headers), query)
 			}
 			filters("    ", rule.Filters)
-			for _, bk := range rule.Backends {
-				line("    backend %s:%d weight=%d%s", bk.Service, bk.Port, bk.Weight, opt("INVALID", bk.Invalid))
-				filters("      ", bk.Filters)
+			if rule.Timeouts != (model.Timeouts{}) {
+				line("    timeouts %v", rule.Timeouts)
+			}
+			if rule.Retry != nil {
+				line("    retry %+v", *rule.Retry)
+			}
+			if rule.Persistence != nil {
+				line("    persistence %+v", *rule.Persistence)
+			}
+			for j := range rule.Backends {
+				line("    backend %s", backend(&rule.Backends[j]))
+				filters("      ", rule.Backends[j].Filters)
 			}
 		}
+	}
+	for _, f := range m.Filters {
+		line("filter %s/%s scope=%s targets=%v%s", f.Namespace, f.Name, []string{"?", "route", "chain", "inbound"}[f.Scope], f.Targets, opt("INVALID", f.Invalid))
+		if f.RBAC != nil {
+			line("  rbac audit=%v deny=%v", f.RBAC.Audit, f.RBAC.Deny)
+			for _, p := range f.RBAC.Policies {
+				line("    policy %q who=%+v what=%+v", p.Name, p.Principals, p.Permissions)
+			}
+		}
+		if f.ExtAuthz != nil {
+			line("  authz %+v", *f.ExtAuthz)
+		}
+		for _, h := range f.HeaderToMetadata {
+			line("  metadata %+v", h)
+		}
+		if f.Mutation != nil {
+			line("  mutation request=%v query=%v response=%v", f.Mutation.Request, f.Mutation.Query, f.Mutation.Response)
+		}
+	}
+	for _, n := range m.Catalog {
+		line("catalog %s", n)
+	}
+	for _, r := range m.Retained {
+		line("retained %s %v", r.Service, r.Ports)
 	}
 	return b.String()
 }

@@ -4,63 +4,260 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
-	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
 )
 
-// maxWeight bounds a backendRef's weight, as the Gateway API does.
-const maxWeight = 1_000_000
+// Bounds of a route. controlplane/compile has others, of what is in force.
+const (
+	maxWeight      = 1_000_000 // of a backendRef, as in the Gateway API
+	maxConditions  = 64        // headers, or parameters, of a match; the Gateway API allows 16
+	maxServerNames = 1024      // of a TLSRoute, as in the Gateway API
+	maxReasons     = 8         // said in an object's Invalid
+	maxRefusals    = 200       // problems of a route
+)
 
-// routeFacts is a route whose cross-namespace backends are not permitted yet.
+// routeFacts is a route whose references into other namespaces are not permitted yet.
 type routeFacts struct {
-	route model.Route
-	lines [][]int // of each backendRef of each rule
+	route   model.Route
+	foreign []foreignRef
 }
 
-// httpRoute reads what of an HTTPRoute is built (contract 10.1-10.4). A rule
-// that says anything more is kept and marked, with matches at least as wide as
-// it asked for, so that its requests are refused and not served by another.
+// foreignRef is a backend, or the backend of a mirror, in another namespace.
+type foreignRef struct {
+	rule, backend, filter int // backend -1: the filter is the rule's own; filter -1: it is the backend itself
+	line                  int
+	where                 string // "rules[0].backendRefs[1]"
+	cost                  string // what becomes of requests without it
+}
+
+// in finds the reference in a route.
+func (f *foreignRef) in(r *model.Route) *model.BackendRef {
+	rule := &r.Rules[f.rule]
+	switch {
+	case f.filter < 0:
+		return &rule.Backends[f.backend]
+	case f.backend < 0:
+		return &rule.Filters[f.filter].Mirror.Backend
+	}
+	return &rule.Backends[f.backend].Filters[f.filter].Mirror.Backend
+}
+
+// routeIn is what the kinds of routes have in common. A field that a kind does
+// not have is empty.
+type routeIn struct {
+	kind      model.RouteKind
+	meta      *metav1.ObjectMeta
+	spec      *gatewayv1.CommonRouteSpec
+	hostnames []gatewayv1.Hostname
+	rules     []ruleIn
+}
+
+type ruleIn struct {
+	name        *gatewayv1.SectionName
+	http        []gatewayv1.HTTPRouteMatch
+	grpc        []gatewayv1.GRPCRouteMatch
+	filters     []gatewayv1.HTTPRouteFilter
+	backends    []gatewayv1.HTTPBackendRef
+	timeouts    *gatewayv1.HTTPRouteTimeouts
+	retry       *gatewayv1.HTTPRouteRetry
+	persistence *gatewayv1.SessionPersistence
+}
+
+// httpRoute reads an HTTPRoute (contract 10.1-10.4).
 func (r *reader) httpRoute(o object) {
 	var h gatewayv1.HTTPRoute
-	flaws := append(r.strict(o, &h), r.ownAnnotations(o, h.Annotations, AnnotationInvalid)...)
-	c := routeReader{r: r, o: o, f: &routeFacts{}}
-	c.f.route = model.Route{Namespace: o.namespace, Name: o.name, Created: h.CreationTimestamp.UTC()}
-	marks := c.marks(&flaws, h.Annotations, h.Spec.Rules)
-	c.parents(&flaws, &h)
-	if len(c.f.route.Parents) == 0 && len(h.Spec.ParentRefs) > 0 && len(flaws) == 0 {
+	flaws := r.strict(o, &h)
+	if h.Spec.Rules == nil { // as the API's default has it
+		kind, root := gatewayv1.PathMatchPathPrefix, "/"
+		h.Spec.Rules = []gatewayv1.HTTPRouteRule{{Matches: []gatewayv1.HTTPRouteMatch{{Path: &gatewayv1.HTTPPathMatch{Type: &kind, Value: &root}}}}}
+	}
+	in := routeIn{kind: model.HTTPRoute, meta: &h.ObjectMeta, spec: &h.Spec.CommonRouteSpec, hostnames: h.Spec.Hostnames}
+	for i := range h.Spec.Rules {
+		rule := &h.Spec.Rules[i]
+		in.rules = append(in.rules, ruleIn{
+			name: rule.Name, http: rule.Matches, filters: rule.Filters, backends: rule.BackendRefs,
+			timeouts: rule.Timeouts, retry: rule.Retry, persistence: rule.SessionPersistence,
+		})
+	}
+	r.route(o, &in, flaws)
+}
+
+// grpcRoute reads a GRPCRoute (contract 10.6).
+func (r *reader) grpcRoute(o object) {
+	var g gatewayv1.GRPCRoute
+	flaws := r.strict(o, &g)
+	in := routeIn{kind: model.GRPCRoute, meta: &g.ObjectMeta, spec: &g.Spec.CommonRouteSpec, hostnames: g.Spec.Hostnames}
+	filters := func(in []gatewayv1.GRPCRouteFilter) (out []gatewayv1.HTTPRouteFilter) {
+		for i := range in {
+			f := &in[i]
+			out = append(out, gatewayv1.HTTPRouteFilter{
+				Type: gatewayv1.HTTPRouteFilterType(f.Type), RequestHeaderModifier: f.RequestHeaderModifier, ResponseHeaderModifier: f.ResponseHeaderModifier,
+				RequestMirror: f.RequestMirror, ExtensionRef: f.ExtensionRef,
+			})
+		}
+		return out
+	}
+	for i := range g.Spec.Rules {
+		rule := &g.Spec.Rules[i]
+		to := ruleIn{name: rule.Name, grpc: rule.Matches, filters: filters(rule.Filters), persistence: rule.SessionPersistence}
+		for j := range rule.BackendRefs {
+			b := &rule.BackendRefs[j]
+			to.backends = append(to.backends, gatewayv1.HTTPBackendRef{BackendRef: b.BackendRef, Filters: filters(b.Filters)})
+		}
+		in.rules = append(in.rules, to)
+	}
+	r.route(o, &in, flaws)
+}
+
+// tcpRoute reads a TCPRoute (contract 10.6); its versions differ in nothing that is here.
+func (r *reader) tcpRoute(o object) {
+	var t gatewayv1.TCPRoute
+	flaws := r.strict(o, &t)
+	in := routeIn{kind: model.TCPRoute, meta: &t.ObjectMeta, spec: &t.Spec.CommonRouteSpec}
+	for i := range t.Spec.Rules {
+		in.rules = append(in.rules, ruleIn{name: t.Spec.Rules[i].Name, backends: plainBackends(t.Spec.Rules[i].BackendRefs)})
+	}
+	r.route(o, &in, flaws)
+}
+
+// tlsRoute reads a TLSRoute (contract 10.6); its versions differ in nothing that is here.
+func (r *reader) tlsRoute(o object) {
+	var t gatewayv1.TLSRoute
+	flaws := r.strict(o, &t)
+	in := routeIn{kind: model.TLSRoute, meta: &t.ObjectMeta, spec: &t.Spec.CommonRouteSpec, hostnames: t.Spec.Hostnames}
+	for i := range t.Spec.Rules {
+		in.rules = append(in.rules, ruleIn{name: t.Spec.Rules[i].Name, backends: plainBackends(t.Spec.Rules[i].BackendRefs)})
+	}
+	r.route(o, &in, flaws)
+}
+
+func plainBackends(in []gatewayv1.BackendRef) (out []gatewayv1.HTTPBackendRef) {
+	for _, b := range in {
+		out = append(out, gatewayv1.HTTPBackendRef{BackendRef: b})
+	}
+	return out
+}
+
+// routeReader makes one route. A rule that cannot be honoured is kept and
+// marked, with matches at least as wide as it asked for, so that its requests are
+// refused and not served by another.
+type routeReader struct {
+	r       *reader
+	o       object
+	in      *routeIn
+	f       *routeFacts
+	marks   map[string]string
+	reasons []int // said of each rule
+	said    int
+}
+
+// raw: connections are routed, not requests.
+func (c *routeReader) raw() bool {
+	return c.in.kind == model.TCPRoute || c.in.kind == model.TLSRoute
+}
+
+// words gives the first for routes of requests, the second for routes of connections.
+func (c *routeReader) words(requests, connections string) string {
+	if c.raw() {
+		return connections
+	}
+	return requests
+}
+
+func (c *routeReader) report(line int, format string, args ...any) {
+	switch c.said++; {
+	case c.said < maxRefusals:
+		c.r.report(c.o.String(), line, format, args...)
+	case c.said == maxRefusals:
+		c.r.report(c.o.String(), line, "more is wrong with this route than is said here: mend the above first")
+	}
+}
+
+// route takes what a kind's own reader made of an object.
+func (r *reader) route(o object, in *routeIn, flaws []flaw) {
+	c := routeReader{r: r, o: o, in: in, f: &routeFacts{}}
+	flaws = append(flaws, r.ownAnnotations(o, in.meta.Annotations, AnnotationInvalid)...)
+	c.f.route = model.Route{Kind: in.kind, Namespace: o.namespace, Name: o.name, Created: in.meta.CreationTimestamp.UTC()}
+	c.readMarks(&flaws)
+	c.parents(&flaws)
+	if len(c.f.route.Parents) == 0 && len(in.spec.ParentRefs) > 0 && len(flaws) == 0 {
 		return // attached to nothing of ours; said already
 	}
-	for i := range h.Spec.Rules {
-		c.rule(i, &h.Spec.Rules[i], marks)
+	c.hostnames(&flaws)
+	for i := range in.rules {
+		c.rule(i)
 	}
+	if len(in.rules) == 0 && c.raw() {
+		c.report(o.at("spec", "rules"), "no rules: nothing is forwarded; write one with backendRefs")
+	}
+	c.widen(flaws)
 	// Flaws inside a rule spoil that rule; any other spoils them all, for who
 	// can say what was meant.
+	each := c.words("requests that pick it get 500", "connections that pick it are refused")
 	for _, f := range flaws {
 		if i, ok := ruleOf(f.path); ok && i < len(c.f.route.Rules) {
 			c.spoil(i, place(r.file, f.line)+": "+f.reason)
-			r.report(o.String(), f.line, "%s; rules[%d] is refused: requests that pick it get 500", f.reason, i)
+			c.report(f.line, "%s; rules[%d] is refused: %s", f.reason, i, each)
 			continue
 		}
-		r.report(o.String(), f.line, "%s; the whole route is refused: requests that pick it get 500", f.reason)
+		c.report(f.line, "%s; the whole route is refused: %s", f.reason, each)
 		if len(c.f.route.Rules) == 0 {
-			c.f.route.Rules, c.f.lines = make([]model.Rule, 1), make([][]int, 1)
+			c.f.route.Rules, c.reasons = make([]model.Rule, 1), make([]int, 1)
 		}
 		for i := range c.f.route.Rules {
 			c.spoil(i, place(r.file, f.line)+": "+f.reason)
 		}
 	}
 	if len(c.f.route.Parents) == 0 {
-		r.report(o.String(), o.line(), "no parentRef names a Service: the route is attached to nothing")
+		c.report(o.line(), "no parentRef names a Service: the route is attached to nothing")
 		return
 	}
 	r.add(o, item{route: c.f})
+}
+
+// matchField finds rule, match and field in "spec.rules[0].matches[1].headers[2].value".
+var matchField = regexp.MustCompile(`^spec\.rules\[(\d+)\]\.matches\[(\d+)\]\.(\w+)`)
+
+// widen takes out of the matches what the decoder could not read of them: left
+// empty it would compare with nothing, and requests meant for the rule, which
+// is refused, would be served by another.
+func (c *routeReader) widen(flaws []flaw) {
+	for _, f := range flaws {
+		if f.path == beyond { // anything may be wrong
+			for i := range c.f.route.Rules {
+				c.f.route.Rules[i].Matches = nil
+			}
+		}
+		at := matchField.FindStringSubmatch(f.path)
+		if at == nil {
+			continue
+		}
+		i, err := strconv.Atoi(at[1])
+		j, err2 := strconv.Atoi(at[2])
+		if err != nil || err2 != nil || i >= len(c.f.route.Rules) || j >= len(c.f.route.Rules[i].Matches) {
+			continue
+		}
+		switch m := &c.f.route.Rules[i].Matches[j]; at[3] {
+		case "path":
+			m.PathKind, m.Path = model.PathAny, ""
+		case "method":
+			m.Method, m.GRPC = "", nil
+		case "headers":
+			m.Headers = nil
+		case "queryParams":
+			m.Query = nil
+		}
+	}
 }
 
 // ruleOf finds i in "spec.rules[i]...".
@@ -74,59 +271,86 @@ func ruleOf(path string) (int, bool) {
 	return i, ok && err == nil
 }
 
-type routeReader struct {
-	r *reader
-	o object
-	f *routeFacts
-}
-
 // spoil adds a reason to what is wrong with rule i.
 func (c *routeReader) spoil(i int, why string) {
-	rule := &c.f.route.Rules[i]
-	if rule.Invalid != "" {
-		why = rule.Invalid + "; " + why
-	}
-	rule.Invalid = why
+	c.f.route.Rules[i].Invalid = addReason(c.f.route.Rules[i].Invalid, why, &c.reasons[i])
 }
 
-// marks reads AnnotationInvalid.
-func (c *routeReader) marks(flaws *[]flaw, annotations map[string]string, rules []gatewayv1.HTTPRouteRule) map[string]string {
-	text, ok := annotations[AnnotationInvalid]
-	if !ok {
-		return nil
+// addReason joins reasons up to a bound; n counts them.
+func addReason(have, why string, n *int) string {
+	switch *n++; {
+	case have == "":
+		return why
+	case *n > maxReasons+1:
+		return have
+	case *n > maxReasons:
+		return have + "; and more"
 	}
-	var marks map[string]string
+	return have + "; " + why
+}
+
+// readMarks reads AnnotationInvalid.
+func (c *routeReader) readMarks(flaws *[]flaw) {
+	text, ok := c.in.meta.Annotations[AnnotationInvalid]
+	if !ok {
+		return
+	}
 	bad := func(format string, args ...any) {
 		*flaws = append(*flaws, flaw{"", c.o.at("metadata", "annotations", AnnotationInvalid),
 			"annotation " + AnnotationInvalid + ": " + fmt.Sprintf(format, args...)})
 	}
+	var marks map[string]string
 	if err := json.Unmarshal([]byte(text), &marks); err != nil {
 		bad("%v: write a JSON object like {\"0\":\"why\",\"1/0\":\"why\"}", err)
-		return nil
+		return
 	}
+	c.marks = marks
 	for _, key := range slices.Sorted(maps.Keys(marks)) {
-		rule, backend, hasBackend := strings.Cut(key, "/")
-		i, err := strconv.Atoi(rule)
-		ok := err == nil && i >= 0 && i < len(rules) && strconv.Itoa(i) == rule
-		if ok && hasBackend {
-			j, err := strconv.Atoi(backend)
-			ok = err == nil && j >= 0 && j < len(rules[i].BackendRefs) && strconv.Itoa(j) == backend
-		}
-		if !ok || marks[key] == "" {
-			bad("entry %q: write the number of a rule, or <rule>/<backend>, counted from 0, and a reason", key)
+		if !c.marked(key) || marks[key] == "" {
+			bad("entry %q: write the number of a rule, <rule>/<backend>, or either with /filters/<filter> of a mirror behind it, counted from 0, and a reason", key)
+			return
 		}
 	}
-	return marks
+}
+
+// marked: key names something of the route.
+func (c *routeReader) marked(key string) bool {
+	index := func(s string, n int) int {
+		i, err := strconv.Atoi(s)
+		if err != nil || i < 0 || i >= n || strconv.Itoa(i) != s {
+			return -1
+		}
+		return i
+	}
+	at, filter, hasFilter := strings.Cut(key, "/filters/")
+	rule, backend, hasBackend := strings.Cut(at, "/")
+	i := index(rule, len(c.in.rules))
+	if i < 0 {
+		return false
+	}
+	filters := c.in.rules[i].filters
+	if hasBackend {
+		j := index(backend, len(c.in.rules[i].backends))
+		if j < 0 {
+			return false
+		}
+		filters = c.in.rules[i].backends[j].Filters
+	}
+	if !hasFilter {
+		return true
+	}
+	k := index(filter, len(filters))
+	return k >= 0 && filters[k].RequestMirror != nil
 }
 
 // parents keeps the parentRefs that are Services (contract 10.1).
-func (c *routeReader) parents(flaws *[]flaw, h *gatewayv1.HTTPRoute) {
+func (c *routeReader) parents(flaws *[]flaw) {
 	at := func(path ...string) int { return c.o.at(append([]string{"spec"}, path...)...) }
-	for i := range h.Spec.ParentRefs {
-		p := &h.Spec.ParentRefs[i]
+	for i := range c.in.spec.ParentRefs {
+		p := &c.in.spec.ParentRefs[i]
 		kind := value(p.Kind, "Gateway")
 		if group := value(p.Group, ""); kind != "Service" || group != "" && group != "core" {
-			c.r.report(c.o.String(), at("parentRefs", strconv.Itoa(i)), "parentRefs[%d] is a %s: this source attaches routes to Services (group \"\", kind Service) and leaves this parent alone", i, kind)
+			c.report(at("parentRefs", strconv.Itoa(i)), "parentRefs[%d] is a %.100s: this source attaches routes to Services (group \"\", kind Service) and leaves this parent alone", i, kind)
 			continue
 		}
 		ref := model.ParentRef{Service: model.ServiceName{Namespace: string(value(p.Namespace, gatewayv1.Namespace(c.o.namespace))), Name: string(p.Name)}}
@@ -149,21 +373,56 @@ func (c *routeReader) parents(flaws *[]flaw, h *gatewayv1.HTTPRoute) {
 		}
 		c.f.route.Parents = append(c.f.route.Parents, ref)
 	}
-	if len(h.Spec.Hostnames) > 0 && len(c.f.route.Parents) > 0 {
-		// Contract 10.2: the parent's names decide.
-		c.r.report(c.o.String(), at("hostnames"), "hostnames mean nothing on a route of a Service and are ignored: the Service's names are the route's; remove them")
+	if c.in.spec.UseDefaultGateways != "" {
+		c.report(at("useDefaultGateways"), "useDefaultGateways is ignored: this source attaches routes to Services only; remove it")
 	}
-	if h.Spec.UseDefaultGateways != "" {
-		c.r.report(c.o.String(), at("useDefaultGateways"), "useDefaultGateways is ignored: this source attaches routes to Services only; remove it")
+}
+
+// hostnames are the server names of a TLSRoute. On other routes of a Service they
+// mean nothing: the parent's names decide (contract 10.2).
+func (c *routeReader) hostnames(flaws *[]flaw) {
+	line := c.o.at("spec", "hostnames")
+	if c.in.kind != model.TLSRoute {
+		if len(c.in.hostnames) > 0 && len(c.f.route.Parents) > 0 {
+			c.report(line, "hostnames mean nothing on a route of a Service and are ignored: the Service's names are the route's; remove them")
+		}
+		return
 	}
+	switch n := len(c.in.hostnames); {
+	case n == 0:
+		c.report(line, "no hostnames: a TLSRoute is chosen by the server name, and takes nothing without one; write them")
+	case n > maxServerNames:
+		*flaws = append(*flaws, flaw{"", line, fmt.Sprintf("%d hostnames, the limit is %d: write several routes", n, maxServerNames)})
+		c.in.hostnames = c.in.hostnames[:maxServerNames]
+	}
+	have := map[string]bool{}
+	for i, h := range c.in.hostnames {
+		name := strings.ToLower(string(h))
+		if why := badHost(strings.TrimPrefix(name, "*.")); why != "" {
+			*flaws = append(*flaws, flaw{"", c.o.at("spec", "hostnames", strconv.Itoa(i)), fmt.Sprintf("hostnames[%d]: %.100q %s, or *. and one", i, h, why)})
+			continue
+		}
+		if !have[name] {
+			have[name] = true
+			c.f.route.ServerNames = append(c.f.route.ServerNames, name)
+		}
+	}
+}
+
+// badHost says why s is no lower-case DNS name; empty: it is one.
+func badHost(s string) string {
+	if why := validation.IsDNS1123Subdomain(s); len(why) > 0 {
+		return "is no host name: write a lower-case DNS name without a port, like cart.example"
+	}
+	return ""
 }
 
 func badService(n model.ServiceName) string {
 	if why := validation.IsDNS1123Label(n.Namespace); len(why) > 0 {
-		return fmt.Sprintf("namespace %q cannot be a name: %s", n.Namespace, strings.Join(why, "; "))
+		return fmt.Sprintf("namespace %.100q cannot be a name: %s", n.Namespace, strings.Join(why, "; "))
 	}
 	if why := validation.IsDNS1123Label(n.Name); len(why) > 0 {
-		return fmt.Sprintf("name %q cannot be a Service's name: %s", n.Name, strings.Join(why, "; "))
+		return fmt.Sprintf("name %.100q cannot be a Service's name: %s", n.Name, strings.Join(why, "; "))
 	}
 	return ""
 }
@@ -175,205 +434,167 @@ func value[T any](p *T, def T) T {
 	return *p
 }
 
-func (c *routeReader) rule(i int, in *gatewayv1.HTTPRouteRule, marks map[string]string) {
-	c.f.route.Rules = append(c.f.route.Rules, model.Rule{Name: string(value(in.Name, ""))})
-	c.f.lines = append(c.f.lines, nil)
-	rule := &c.f.route.Rules[i]
-	at := func(path ...string) int {
-		return c.o.at(append([]string{"spec", "rules", strconv.Itoa(i)}, path...)...)
+// ruleReader makes one rule.
+type ruleReader struct {
+	*routeReader
+	i    int
+	in   *ruleIn
+	mark string // not empty: whoever marked the rule said what is wrong with it
+}
+
+func (c *ruleReader) rule() *model.Rule { return &c.f.route.Rules[c.i] }
+
+func (c *ruleReader) at(path ...string) int {
+	return c.o.at(append([]string{"spec", "rules", strconv.Itoa(c.i)}, path...)...)
+}
+
+// refuse makes the rule invalid.
+func (c *ruleReader) refuse(line int, format string, args ...any) {
+	if c.mark != "" {
+		return
 	}
-	mark := marks[strconv.Itoa(i)]
-	refuse := func(line int, format string, args ...any) {
-		if mark != "" {
-			return // whoever marked the rule said why
+	why := fmt.Sprintf(format, args...)
+	c.spoil(c.i, why)
+	c.report(line, "rules[%d]: %s; %s", c.i, why, c.words("requests that pick this rule get 500", "connections that pick this rule are refused"))
+}
+
+func (c *routeReader) rule(i int) {
+	in := &c.in.rules[i]
+	c.f.route.Rules = append(c.f.route.Rules, model.Rule{Name: string(value(in.name, ""))})
+	c.reasons = append(c.reasons, 0)
+	t := ruleReader{c, i, in, c.marks[strconv.Itoa(i)]}
+	rule := t.rule()
+	if t.mark != "" {
+		rule.Invalid = t.mark
+		c.report(t.at(), "rules[%d]: marked as refused: %s; %s", i, t.mark, c.words("requests that pick this rule get 500", "connections that pick this rule are refused"))
+	}
+	for j := range in.http {
+		rule.Matches = append(rule.Matches, t.httpMatch(j))
+	}
+	for j := range in.grpc {
+		rule.Matches = append(rule.Matches, t.grpcMatch(j))
+	}
+	rule.Filters = t.filters(in.filters, -1, func(j int, format string, args ...any) {
+		t.refuse(t.at("filters", strconv.Itoa(j)), "filters[%d]: %s", j, fmt.Sprintf(format, args...))
+	})
+	t.timeouts()
+	t.retry()
+	t.persistence()
+	for j := range in.backends {
+		rule.Backends = append(rule.Backends, t.backend(j))
+	}
+	for j, f := range rule.Filters {
+		if f.Kind == model.Redirect && len(rule.Backends) > 0 {
+			c.report(t.at("filters", strconv.Itoa(j)), "rules[%d]: the redirect answers, so backendRefs are not used: remove the one or the other", i)
 		}
-		why := fmt.Sprintf(format, args...)
-		c.spoil(i, why)
-		c.r.report(c.o.String(), line, "rules[%d]: %s; requests that pick this rule get 500", i, why)
-	}
-	if mark != "" {
-		rule.Invalid = mark
-		c.r.report(c.o.String(), at(), "rules[%d]: marked as refused: %s; requests that pick this rule get 500", i, mark)
-	}
-	for j := range in.Matches {
-		rule.Matches = append(rule.Matches, match(&in.Matches[j], func(field, format string, args ...any) {
-			refuse(at("matches", strconv.Itoa(j), field), "matches[%d]: "+format, append([]any{j}, args...)...)
-		}))
-	}
-	for j := range in.Filters {
-		f, why := filter(&in.Filters[j])
-		if why != "" {
-			refuse(at("filters", strconv.Itoa(j)), "filters[%d]: %s", j, why)
-			continue
-		}
-		rule.Filters = append(rule.Filters, f)
-	}
-	for _, f := range []struct {
-		name string
-		set  bool
-	}{{"timeouts", in.Timeouts != nil}, {"retry", in.Retry != nil}, {"sessionPersistence", in.SessionPersistence != nil}} {
-		if f.set {
-			refuse(at(f.name), "%s is not built yet: remove it", f.name)
-		}
-	}
-	for j := range in.BackendRefs {
-		line := at("backendRefs", strconv.Itoa(j))
-		c.f.lines[i] = append(c.f.lines[i], line)
-		b := c.backend(&in.BackendRefs[j])
-		if why := marks[fmt.Sprintf("%d/%d", i, j)]; why != "" {
-			b.Invalid = why
-		}
-		if b.Invalid != "" {
-			c.r.report(c.o.String(), line, "rules[%d].backendRefs[%d]: %s; its share of requests gets 500", i, j, b.Invalid)
-		}
-		rule.Backends = append(rule.Backends, b)
 	}
 }
 
-// match keeps what can be compared, wrong or not: a path without a slash is one
-// that no request has. What cannot be compared is left out, which only widens the match.
-func match(in *gatewayv1.HTTPRouteMatch, refuse func(field, format string, args ...any)) model.Match {
-	var m model.Match
-	if p := in.Path; p != nil {
-		kind, path := value(p.Type, gatewayv1.PathMatchPathPrefix), value(p.Value, "/")
-		switch kind {
-		case gatewayv1.PathMatchExact:
-			m.PathKind, m.Path = model.PathExact, path
-		case gatewayv1.PathMatchPathPrefix:
-			m.PathKind, m.Path = model.PathPrefix, path
-		default:
-			refuse("path", "path type %s is not built yet: write Exact or PathPrefix", kind)
-		}
-		if why := badPath(m.Path); m.PathKind != model.PathAny && why != "" {
-			refuse("path", "path %q %s", path, why)
-		}
+// timeouts: contract 5.8, GEP-1742. Zero switches a timeout off.
+func (c *ruleReader) timeouts() {
+	in := c.in.timeouts
+	if in == nil {
+		return
 	}
-	if in.Method != nil {
-		m.Method = string(*in.Method)
-		if !slices.Contains(methods, m.Method) {
-			refuse("method", "method %q does not exist: write one of %s", m.Method, strings.Join(methods, ", "))
-		}
+	t := &c.rule().Timeouts
+	t.Request = c.duration(in.Request, "timeouts", "request")
+	t.Backend = c.duration(in.BackendRequest, "timeouts", "backendRequest")
+	if t.Request > 0 && t.Backend > t.Request {
+		c.refuse(c.at("timeouts", "backendRequest"), "timeouts: backendRequest, %s, is longer than request, %s: shorten it",
+			formatDuration(t.Backend), formatDuration(t.Request))
 	}
-	for _, h := range in.Headers {
-		name, ok := fieldName(string(h.Name))
-		switch kind := value(h.Type, gatewayv1.HeaderMatchExact); {
-		case kind != gatewayv1.HeaderMatchExact:
-			refuse("headers", "header %s: match type %s is not built yet: write Exact", h.Name, kind)
-			continue
-		case !ok:
-			refuse("headers", "header name %q is not a field name: letters, digits and - only", h.Name)
-		case !httpmsg.ValidValue([]byte(h.Value)):
-			refuse("headers", "header %s: value %q holds a control character: remove it", h.Name, h.Value)
-		case slices.ContainsFunc(m.Headers, func(o model.HeaderMatch) bool { return o.Name == name }):
-			refuse("headers", "header %s stands twice (case does not count): keep one", h.Name)
-		}
-		m.Headers = append(m.Headers, model.HeaderMatch{Name: name, Value: h.Value})
-	}
-	if len(in.QueryParams) > 0 {
-		refuse("queryParams", "queryParams are not built yet: remove them")
-	}
-	return m
 }
 
-// methods that the Gateway API lets a match name.
-var methods = []string{"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"}
-
-// badPath says why no request could have this path (the Gateway API's own rules).
-func badPath(p string) string {
-	if !strings.HasPrefix(p, "/") {
-		return "does not begin with /: write it absolute"
+func (c *ruleReader) duration(in *gatewayv1.Duration, path ...string) time.Duration {
+	if in == nil {
+		return 0
 	}
-	for i := range len(p) {
-		if p[i] <= ' ' || p[i] == 0x7f || p[i] == '#' || p[i] == '?' {
-			return fmt.Sprintf("holds %q, which no path does: remove it", p[i])
-		}
+	d, why := parseDuration(string(*in))
+	if why != "" {
+		c.refuse(c.at(path...), "%s: %s", strings.Join(path, "."), why)
 	}
-	low := strings.ToLower(p)
-	for _, bad := range []string{"//", "/./", "/../", "%2f"} {
-		if strings.Contains(low, bad) {
-			return fmt.Sprintf("holds %q: write it without", bad)
-		}
-	}
-	if strings.HasSuffix(p, "/.") || strings.HasSuffix(p, "/..") {
-		return "ends with a dot segment: write it without"
-	}
-	return ""
+	return d
 }
 
-// fieldName gives a header's name in lower case, and whether it is one (RFC 9110 5.1).
-func fieldName(s string) (string, bool) {
-	b := []byte(s)
-	for i, c := range b {
-		if b[i] = httpmsg.Lower[c]; b[i] == 0 {
-			return s, false
-		}
+// retry: GEP-1731. Without attempts there is one.
+func (c *ruleReader) retry() {
+	in := c.in.retry
+	if in == nil {
+		return
 	}
-	return string(b), len(b) > 0
-}
-
-// framing are the fields that a message's shape or destination hangs on; a
-// filter that wrote them could make one request two (RFC 9110 7.6.1, RFC 9112 6).
-var framing = []string{"connection", "content-length", "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
-
-// filter reads a header modifier; why says what is wrong with any other.
-func filter(in *gatewayv1.HTTPRouteFilter) (f model.Filter, why string) {
-	body := in.RequestHeaderModifier
-	f.Kind = model.RequestHeaders
-	switch in.Type {
-	case gatewayv1.HTTPRouteFilterRequestHeaderModifier:
-	case gatewayv1.HTTPRouteFilterResponseHeaderModifier:
-		body, f.Kind = in.ResponseHeaderModifier, model.ResponseHeaders
-	case "":
-		return f, "no type: write RequestHeaderModifier or ResponseHeaderModifier"
-	default:
-		return f, fmt.Sprintf("filter %s is not built yet: the ones that are: RequestHeaderModifier, ResponseHeaderModifier", in.Type)
-	}
-	// Exactly the body that belongs to the type.
-	lone := gatewayv1.HTTPRouteFilter{Type: in.Type}
-	if f.Kind == model.RequestHeaders {
-		lone.RequestHeaderModifier = body
+	out := &model.Retry{Attempts: 1, Backoff: c.duration(in.Backoff, "retry", "backoff")}
+	c.rule().Retry = out
+	if n := value(in.Attempts, 1); n < 0 || n > 255 {
+		c.refuse(c.at("retry", "attempts"), "retry.attempts %d: write a number from 0, none, to 255", n)
 	} else {
-		lone.ResponseHeaderModifier = body
+		out.Attempts = uint8(n)
 	}
-	if body == nil || lone != *in {
-		return f, fmt.Sprintf("a %s has its own field and no other: write that one only", in.Type)
-	}
-	name := func(s string) string {
-		low, ok := fieldName(s)
-		switch {
-		case !ok && why == "":
-			why = fmt.Sprintf("header name %q is not a field name: letters, digits and - only", s)
-		case slices.Contains(framing, low) && why == "":
-			why = fmt.Sprintf("header %s is the proxy's own to write: remove it from the filter", s)
+	have := map[gatewayv1.HTTPRouteRetryStatusCode]bool{}
+	for j, code := range in.Codes {
+		switch line := c.at("retry", "codes", strconv.Itoa(j)); {
+		case code < 400 || code > 599:
+			c.refuse(line, "retry.codes: %d is no status of an error: write one from 400 to 599", code)
+		case have[code]:
+			c.refuse(line, "retry.codes: %d stands twice: keep one", code)
+		default:
+			have[code] = true
+			out.Codes = append(out.Codes, uint16(code))
 		}
-		return low
 	}
-	values := func(in []gatewayv1.HTTPHeader) (out []model.HeaderValue) {
-		for _, h := range in {
-			out = append(out, model.HeaderValue{Name: name(string(h.Name)), Value: h.Value})
-			// Space around a value is not part of it on the wire (RFC 9110 5.5).
-			if why == "" && (!httpmsg.ValidValue([]byte(h.Value)) || strings.Trim(h.Value, " \t") != h.Value) {
-				why = fmt.Sprintf("header %s: value %q holds a control character, or space at an end: remove it", h.Name, h.Value)
-			}
-		}
-		return out
-	}
-	f.Set, f.Add = values(body.Set), values(body.Add)
-	for _, n := range body.Remove {
-		f.Remove = append(f.Remove, name(n))
-	}
-	return f, why
+	slices.Sort(out.Codes)
 }
 
-// backend: Invalid is the reason of contract 10.4, in words.
-func (c *routeReader) backend(in *gatewayv1.HTTPBackendRef) model.BackendRef {
-	b := model.BackendRef{
-		Service: model.ServiceName{Namespace: string(value(in.Namespace, gatewayv1.Namespace(c.o.namespace))), Name: string(in.Name)},
-		Weight:  1,
+// persistence: GEP-1619.
+func (c *ruleReader) persistence() {
+	in := c.in.persistence
+	if in == nil {
+		return
 	}
+	const field = "sessionPersistence"
+	out := &model.Persistence{Name: value(in.SessionName, ""), Absolute: c.duration(in.AbsoluteTimeout, field, "absoluteTimeout")}
+	c.rule().Persistence = out
+	switch kind := value(in.Type, gatewayv1.CookieBasedSessionPersistence); kind {
+	case gatewayv1.CookieBasedSessionPersistence:
+	case gatewayv1.HeaderBasedSessionPersistence:
+		out.Header = true
+	default:
+		c.refuse(c.at(field, "type"), "%s.type %.100q does not exist: write Cookie or Header", field, kind)
+	}
+	if out.Name != "" {
+		low, ok := fieldName(out.Name)
+		switch {
+		case !ok || len(out.Name) > 128:
+			c.refuse(c.at(field, "sessionName"), "%s.sessionName %.100q: write at most 128 letters, digits and -", field, out.Name)
+		case out.Header && slices.Contains(framing, low):
+			c.refuse(c.at(field, "sessionName"), "%s.sessionName: header %s is the proxy's own: choose another", field, low)
+		case out.Header:
+			out.Name = low
+		}
+	}
+	if in.CookieConfig == nil {
+		return
+	}
+	if out.Header {
+		c.refuse(c.at(field, "cookieConfig"), "%s: cookieConfig with type Header: remove it", field)
+	}
+	switch kind := value(in.CookieConfig.LifetimeType, gatewayv1.SessionCookieLifetimeType); kind {
+	case gatewayv1.SessionCookieLifetimeType:
+	case gatewayv1.PermanentCookieLifetimeType:
+		if out.Lasting = true; out.Absolute == 0 {
+			c.refuse(c.at(field, "cookieConfig", "lifetimeType"), "%s: a Permanent cookie needs absoluteTimeout: write it", field)
+		}
+	default:
+		c.refuse(c.at(field, "cookieConfig", "lifetimeType"), "%s.cookieConfig.lifetimeType %.100q does not exist: write Session or Permanent", field, kind)
+	}
+}
+
+// backend reads backendRefs[j]. Invalid is the reason of contract 10.4, in words.
+func (c *ruleReader) backend(j int) model.BackendRef {
+	in, line := &c.in.backends[j], c.at("backendRefs", strconv.Itoa(j))
+	b, why := c.destination(&in.BackendObjectReference)
 	bad := func(format string, args ...any) {
-		if b.Invalid == "" {
-			b.Invalid = fmt.Sprintf(format, args...)
+		if why == "" {
+			why = fmt.Sprintf(format, args...)
 		}
 	}
 	if w := value(in.Weight, 1); w < 0 || w > maxWeight {
@@ -381,9 +602,44 @@ func (c *routeReader) backend(in *gatewayv1.HTTPBackendRef) model.BackendRef {
 	} else {
 		b.Weight = uint32(w)
 	}
+	b.Filters = c.filters(in.Filters, j, func(k int, format string, args ...any) {
+		bad("filters[%d]: %s", k, fmt.Sprintf(format, args...))
+	})
+	if mark := c.marks[fmt.Sprintf("%d/%d", c.i, j)]; mark != "" {
+		why = mark
+	}
+	b.Invalid = why
+	cost := c.words("its share of requests gets 500", "its share of connections is refused")
+	where := fmt.Sprintf("rules[%d].backendRefs[%d]", c.i, j)
+	if why != "" {
+		c.report(line, "%s: %s; %s", where, why, cost)
+	} else {
+		c.permit(&b, foreignRef{c.i, j, -1, line, where, cost})
+	}
+	return b
+}
+
+// permit notes a reference that a ReferenceGrant has to permit (contract 10.5).
+func (c *routeReader) permit(b *model.BackendRef, ref foreignRef) {
+	if b.Service.Namespace != c.o.namespace {
+		c.f.foreign = append(c.f.foreign, ref)
+	}
+}
+
+// destination reads what backendRefs and mirrors name; the weight is 1.
+func (c *routeReader) destination(in *gatewayv1.BackendObjectReference) (b model.BackendRef, why string) {
+	b = model.BackendRef{
+		Service: model.ServiceName{Namespace: string(value(in.Namespace, gatewayv1.Namespace(c.o.namespace))), Name: string(in.Name)},
+		Weight:  1,
+	}
+	bad := func(format string, args ...any) {
+		if why == "" {
+			why = fmt.Sprintf(format, args...)
+		}
+	}
 	kind, group := value(in.Kind, "Service"), value(in.Group, "")
 	if kind != "Service" || group != "" && group != "core" {
-		bad("InvalidKind: %s %q is not a Service: name a Service of group \"\"", kind, group)
+		bad("InvalidKind: %.100s %.100q is not a Service: name a Service of group \"\"", kind, group)
 	}
 	if why := badService(b.Service); why != "" {
 		bad("%s", why)
@@ -396,13 +652,5 @@ func (c *routeReader) backend(in *gatewayv1.HTTPBackendRef) model.BackendRef {
 	default:
 		b.Port = uint16(p)
 	}
-	for i := range in.Filters {
-		f, why := filter(&in.Filters[i])
-		if why != "" {
-			bad("filters[%d]: %s", i, why)
-			continue
-		}
-		b.Filters = append(b.Filters, f)
-	}
-	return b
+	return b, why
 }

@@ -14,16 +14,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/pprof"
-	"strconv"
 	"strings"
 	"time"
 
 	"aether/dataplane"
-	"aether/dataplane/decide"
-	"aether/dataplane/httpmsg"
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
-	"aether/dataplane/snapshot"
 )
 
 // Config of the admin's handler. All fields are required.
@@ -65,10 +61,28 @@ func (a *admin) index(w http.ResponseWriter, _ *http.Request) {
 /status                     pods, certificates, loops, problems
 /snapshot                   the mesh in force, as a configuration (YAML)
 /explain?flow=F&request=R   what would become of flow F, and of request R on it, and why
-/why?n=N&bad=1              the last decisions, newest first; bad: refusals and failures only
+/why?n=N                    the last decisions, newest first; of them, as asked for:
+     &bad=1                 refusals and failures only, of which more are kept
+     &pod=NS/NAME           of a pod of this node, or of its ServiceAccount
+     &reason=R,R            with one of these reasons
+     &service=NS/NAME       to a service, or with a Host that names it
 /metrics                    Prometheus
 /debug/pprof/               profiles
+
+/explain and /why answer in JSON to format=json, and to an Accept field of application/json.
 `)
+}
+
+// wantsJSON reports whether r asks for JSON instead of text.
+func wantsJSON(r *http.Request) bool {
+	return r.FormValue("format") == "json" || strings.Contains(r.Header.Get("Accept"), "application/json")
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v)
 }
 
 func text(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/plain; charset=utf-8") }
@@ -86,82 +100,6 @@ func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
 func (a *admin) snapshot(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/yaml")
 	_, _ = w.Write(a.Dump())
-}
-
-// Explanation is /explain's answer in JSON.
-type Explanation struct {
-	Flow    string   `json:"flow"`
-	Request string   `json:"request,omitempty"`
-	Verdict string   `json:"verdict"`
-	Text    string   `json:"text,omitempty"` // what a refused client reads
-	Steps   []string `json:"steps"`
-}
-
-func (a *admin) explain(w http.ResponseWriter, r *http.Request) {
-	e, err := Explain(a.Node.Snapshot(), r.FormValue("flow"), r.FormValue("request"))
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	if strings.Contains(r.Header.Get("Accept"), "application/json") {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(e)
-		return
-	}
-	text(w)
-	fmt.Fprint(w, e)
-}
-
-// Explain asks the decision core about flow and, where request is not empty,
-// about that request on it.
-func Explain(s *snapshot.Snapshot, flow, request string) (*Explanation, error) {
-	f, err := model.ParseFlow(flow)
-	if err != nil {
-		return nil, err
-	}
-	var head *httpmsg.Head
-	if request != "" {
-		h, err := model.ParseRequest(request)
-		if err != nil {
-			return nil, err
-		}
-		head = &h
-	}
-	v, t := decide.Explain(s, &f, head)
-	e := &Explanation{Flow: flow, Request: request, Verdict: v.String(), Text: v.Text}
-	for _, s := range t.Steps {
-		e.Steps = append(e.Steps, s.Text)
-	}
-	return e, nil
-}
-
-// String is the explanation for people.
-func (e *Explanation) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n", e.Verdict)
-	for i, s := range e.Steps {
-		fmt.Fprintf(&b, "%3d. %s\n", i+1, s)
-	}
-	if e.Text != "" {
-		fmt.Fprintf(&b, "the client reads: %s", e.Text)
-	}
-	return b.String()
-}
-
-func (a *admin) why(w http.ResponseWriter, r *http.Request) {
-	n := 50
-	if s := r.FormValue("n"); s != "" {
-		v, err := strconv.Atoi(s)
-		if err != nil || v < 1 {
-			http.Error(w, "n: a positive number, please", http.StatusBadRequest)
-			return
-		}
-		n = v
-	}
-	text(w)
-	for _, e := range a.Why.Last(n, r.FormValue("bad") != "") {
-		fmt.Fprintln(w, e.String())
-	}
 }
 
 // Status is /status's answer in JSON.

@@ -84,6 +84,12 @@ local shop/web 8080
 	if _, b := get("/why?bad=1"); strings.Contains(b, "first") || !strings.Contains(b, "second") {
 		t.Errorf("/why?bad=1: %s", b)
 	}
+	want("/why?reason=port-mismatch", 200, "second")
+	want("/why?reason=nonsense", 400, "the reasons are ")
+	want("/why?pod=web", 400, "not namespace/name")
+	want("/why?%zz", 400, "query: ")
+	want("/why?n=1&format=json", 200, `"reason":"port-mismatch"`)
+	want("/explain?format=json&flow="+flow+"&request="+url.QueryEscape("GET cart:9090/"), 200, `"advice":{"text":`)
 	_, b := get("/status")
 	var s Status
 	if err := json.Unmarshal([]byte(b), &s); err != nil || s.Seq != 7 || len(s.Problems) != 1 || s.Problems[0] != problem || len(s.Loops) == 0 {

@@ -1,6 +1,8 @@
 package decide
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	"aether/dataplane/httpmsg"
@@ -21,23 +23,29 @@ const sniffWait = time.Second
 // mesh is never passed through for its silence. With a sniff result the answer
 // is never Sniff.
 //
+// A raw-TCP port on which TLSRoutes are in force is sniffed for a ClientHello
+// only (HelloOnly), and with any other result is what it is without them.
+//
 // f.Host is the authority of the first request. For h2c that is known only
 // after the first HEADERS frame: the engine reads up to it before asking with
 // SniffH2C, for an empty Host means "no authority" here. For a ClientHello it
 // is the server name.
+//
+// pick is a random number for the weighted backends of TCPRoutes and TLSRoutes:
+// any value does, and equal values choose alike.
 //
 // Passing through is decided here once for the connection: the address is no
 // service's and the first authority is no mesh name (design 9).
 //
 // Proxy: Serve, always; the loopback listener is HTTP. Inbound: f.Dst's port is
 // the one the SNI named; Deliver to a port the pod declares, else Refuse.
-func Decide(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
+func Decide(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict {
 	if t != nil {
 		t.add("snapshot %d: connection %s", s.Version(), f.String())
 	}
 	switch f.Dir {
 	case model.Captured:
-		return captured(s, f, t)
+		return captured(s, f, pick, t)
 	case model.Proxy:
 		return Verdict{Action: Serve, Reason: ProxyPort}
 	case model.Inbound:
@@ -46,7 +54,7 @@ func Decide(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 	return Verdict{Action: Refuse, Reason: NoVerdict}
 }
 
-func captured(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
+func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict {
 	addr, port := f.Dst.Addr().Unmap(), f.Dst.Port()
 	pod := s.WorkloadOf(f)
 	if t != nil {
@@ -81,23 +89,53 @@ func captured(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 	}
 
 	http := false // the mesh's port, and HTTP by declaration
+	var tcp rawPort
+	var arms tlsArms
 	if svc != nil {
-		switch p := svc.Port(port); {
-		case p != nil && p.Class == model.TCP:
-			return raw(s, svc, p.Backend, DeclaredTCP, t)
+		p := svc.Port(port)
+		switch {
 		case p != nil && p.Class == model.HTTP:
 			if t != nil {
 				t.add("%d is an HTTP port of it", port)
 			}
 			http = true
-		case port == model.PortRaw && svc.Raw != nil:
-			return raw(s, svc, svc.Raw, RawSpelling, t)
 		case port == model.PortProxy:
 			http = true
+			if !slices.ContainsFunc(svc.Ports, func(p snapshot.Port) bool { return p.Class == model.HTTP }) {
+				arms = armsOn(svc, f.Namespace, port, 0)
+			}
 		default:
-			if t != nil {
+			tcp = rawPortOf(svc, p, port)
+			arms = armsOn(svc, f.Namespace, port, tcp.number)
+			if t != nil && tcp.backend == nil {
 				t.add("%d is no TCP or HTTP port of it", port)
 			}
+		}
+		if t != nil && arms.any {
+			t.add("TLSRoutes are in force on the port")
+		}
+		switch {
+		case f.Sniff == model.SniffTLS && arms.any:
+			if a := arms.claim(f.Host); a != nil {
+				if t != nil {
+					t.add("server name %q is %s's", f.Host, a.Split.Name)
+				}
+				return split(s, a.Split, TLSRoute, pick, t)
+			}
+			if t != nil {
+				t.add("server name %q is in no TLSRoute of it", f.Host)
+			}
+		case f.Sniff == model.SniffNone && arms.any && tcp.backend != nil:
+			return Verdict{Action: Sniff, Reason: tcp.why, Rule: svc.Rule, HelloOnly: true, Wait: sniffWait}
+		}
+		if tcp.backend != nil {
+			if t != nil {
+				t.add("the port is raw TCP: what the bytes say does not matter")
+			}
+			if sp := tcp.port.SplitFor(f.Namespace); sp != nil {
+				return split(s, sp, TCPRoute, pick, t)
+			}
+			return raw(s, tcp.backend, tcp.why, svc.Rule, t)
 		}
 	}
 
@@ -152,15 +190,120 @@ func captured(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 	return pass(pod, port, Opaque)
 }
 
-// raw forwards bytes.
-func raw(s *snapshot.Snapshot, svc *snapshot.Service, b *snapshot.Backend, why Reason, t *Trace) Verdict {
+// rawPort is a raw-TCP port of a service, as it was dialled.
+type rawPort struct {
+	backend *snapshot.Backend // nil: it is none
+	port    *snapshot.Port    // what it is of the service's ports
+	number  uint16            // of port
+	why     Reason
+}
+
+// noPort has no routes.
+var noPort snapshot.Port
+
+// rawPortOf is the raw-TCP port that a dial of port is to. p is the service's own port of that number, or nil.
+// 18082 is another spelling of the default TCP port, and with the same routes (contract 4.2 step 3, 4.12).
+func rawPortOf(svc *snapshot.Service, p *snapshot.Port, port uint16) rawPort {
+	switch {
+	case p != nil && p.Class == model.TCP:
+		return rawPort{p.Backend, p, port, DeclaredTCP}
+	case port == model.PortRaw && svc.Raw != nil:
+		for i := range svc.Ports {
+			if q := &svc.Ports[i]; q.Backend == svc.Raw {
+				return rawPort{svc.Raw, q, q.Number, RawSpelling}
+			}
+		}
+		return rawPort{svc.Raw, &noPort, 0, RawSpelling} // a user's Service that does not map it
+	}
+	return rawPort{}
+}
+
+// tlsArms are the server names in force for one caller on one port of a service.
+type tlsArms struct {
+	any    bool
+	list   []snapshot.TLSArm
+	caller string // whose arms count: a consumer's, or, empty, the producer's
+	port   uint16
+	number uint16 // the port that port is another spelling of; 0: none
+}
+
+// armsOn is the arms on a port that is not HTTP. Arms of the caller's own
+// namespace stand in the place of the producer's (GEP-1426).
+func armsOn(svc *snapshot.Service, caller string, port, number uint16) tlsArms {
+	x := tlsArms{list: svc.TLS, port: port, number: number}
+	for i := range x.list {
+		a := &x.list[i]
+		if !x.on(a) {
+			continue
+		}
+		switch {
+		case a.Caller == "":
+			x.any = true
+		case a.Caller == caller:
+			x.any, x.caller = true, caller
+		}
+	}
+	return x
+}
+
+func (x *tlsArms) on(a *snapshot.TLSArm) bool {
+	return a.Port == 0 || a.Port == x.port || a.Port == x.number
+}
+
+// claim is the most specific arm that a server name is in, or nil. One trailing dot
+// is not legal in a server name, and seen (RFC 6066 3): it does not count.
+func (x *tlsArms) claim(name string) *snapshot.TLSArm {
+	name = strings.TrimSuffix(name, ".")
+	for i := range x.list {
+		a := &x.list[i]
+		if a.Caller != x.caller || !x.on(a) {
+			continue
+		}
+		n := len(a.Name)
+		if a.Below && len(name) > n && strings.EqualFold(name[len(name)-n:], a.Name) || !a.Below && strings.EqualFold(name, a.Name) {
+			return a
+		}
+	}
+	return nil
+}
+
+// split forwards bytes to one of weighted destinations (contract 10.6).
+func split(s *snapshot.Snapshot, sp *snapshot.Split, why Reason, pick uint32, t *Trace) Verdict {
+	if sp.Invalid != "" || sp.WeightSum == 0 {
+		if t != nil {
+			t.add("%s cannot be honoured: %s", sp.Name, sp.Invalid)
+		}
+		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: sp.Name}
+	}
+	b := share(sp.Backends, sp.WeightSum, pick)
+	if b.Invalid != "" {
+		if t != nil {
+			t.add("the share that was drawn has no valid backend: %s", strings.TrimSpace(b.Invalid))
+		}
+		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: sp.Name}
+	}
 	if t != nil {
-		t.add("the port is raw TCP: no byte is looked at")
+		t.add("%s: %s drawn out of %d backends by weight", sp.Name, b.Backend.Name, len(sp.Backends))
 	}
-	if s.Endpoints(b).Empty() {
-		return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: svc.Rule}
+	return raw(s, b.Backend, why, sp.Name, t)
+}
+
+// raw forwards bytes to a backend.
+func raw(s *snapshot.Snapshot, b *snapshot.Backend, why Reason, rule string, t *Trace) Verdict {
+	set := s.Endpoints(b)
+	if !set.Empty() {
+		return Verdict{Action: Forward, Reason: why, Rule: rule, Backend: b, Set: set}
 	}
-	return Verdict{Action: Forward, Reason: why, Rule: svc.Rule, Backend: b}
+	if svc := s.Service(b.Service); set.Len() == 0 && svc != nil && svc.Await {
+		if t != nil {
+			t.add("%s is in the mesh's catalog and its rows are not here yet (contract 4.6)", b.Service)
+		}
+		return Verdict{Action: Await, Reason: AwaitRows, Rule: rule, Backend: b, Awaits: svc}
+	}
+	if t != nil {
+		t.add("%s has no healthy endpoint among %d", b.Name, set.Len())
+	}
+	return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: rule}
 }
 
 // pass hands bytes that are not HTTP to the dialled address (contract 4.2 step 5).
@@ -204,7 +347,7 @@ func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 	p, ok := pod.Port(port)
 	if !ok || p.Class != model.HTTP && p.Class != model.TCP {
 		if t != nil {
-			t.add("%s declares no HTTP or TCP port %d", pod.Rule, f.Dst.Port())
+			t.add("%s declares no HTTP or TCP port %d; it declares %s", pod.Rule, f.Dst.Port(), podPortsText(pod))
 		}
 		return Verdict{Action: Refuse, Reason: UnknownSNI, Rule: pod.Rule}
 	}
@@ -218,7 +361,7 @@ func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 // would do; the trace says why.
 func Explain(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head) (Verdict, *Trace) {
 	t := &Trace{}
-	v := Decide(s, f, t)
+	v := Decide(s, f, 0, t)
 	if r == nil {
 		t.add("verdict: %s", v)
 		return v, t
@@ -228,7 +371,7 @@ func Explain(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head) (Verdict, *Tr
 		g := *f
 		g.Sniff, g.Host = model.SniffHTTP11, string(r.Authority)
 		f = &g
-		v = Decide(s, f, t)
+		v = Decide(s, f, 0, t)
 	}
 	if v.Action == Serve || v.Action == Deliver && v.Class == model.HTTP {
 		t.add("verdict for the connection: %s", v)

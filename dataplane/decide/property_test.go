@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strconv"
 	"testing"
 
@@ -23,6 +24,9 @@ func each(t *testing.T, seed uint64, ask func(t *testing.T, m *model.Mesh, s *sn
 	for i := range uint64(worlds) {
 		r := rand.New(rand.NewPCG(seed, i))
 		m := modeltest.RandomMesh(r)
+		if i%4 > 0 {
+			m = lively(r)
+		}
 		s, _ := compile.Compile(m)
 		ask(t, m, s, r)
 		if t.Failed() {
@@ -34,10 +38,10 @@ func each(t *testing.T, seed uint64, ask func(t *testing.T, m *model.Mesh, s *sn
 // TestEveryQuestionIsAnswered: a valid action and reason for any input, whole
 // and nothing else set; never Sniff after a sniff; never Serve from Route.
 func TestEveryQuestionIsAnswered(t *testing.T) {
-	each(t, 1, func(t *testing.T, _ *model.Mesh, s *snapshot.Snapshot, r *rand.Rand) {
+	each(t, 1, func(t *testing.T, m *model.Mesh, s *snapshot.Snapshot, r *rand.Rand) {
 		for range questions {
-			f, h := modeltest.RandomFlow(r), modeltest.RandomRequest(r)
-			v := decide.Decide(s, &f, nil)
+			f, h := aimed(r, m)
+			v := decide.Decide(s, &f, 0, nil)
 			if why := unfit(s, &f, v, false); why != "" {
 				t.Errorf("%s: %s: %s", f, v, why)
 			}
@@ -54,10 +58,11 @@ func unfit(s *snapshot.Snapshot, f *model.Flow, v decide.Verdict, request bool) 
 	if v.Action.String() == "invalid" || v.Reason.String() == "invalid" {
 		return "no action or no reason"
 	}
-	if (v.Status != 0) != (request && (v.Action == decide.Refuse || v.Action == decide.Reply)) {
+	answers := v.Action == decide.Refuse || v.Action == decide.Reply || v.Action == decide.Await
+	if (v.Status != 0) != (request && answers) {
 		return "a status on something that is no answer to a request, or none"
 	}
-	if (v.Text != "") != (v.Status != 0) {
+	if (v.Text != "") != (v.Status != 0 && v.Status != 204) {
 		return "status without text, or the reverse"
 	}
 	if h := v.Reason.Header(); h != "" && (v.Action == decide.Refuse) && v.Status != 421 {
@@ -70,6 +75,9 @@ func unfit(s *snapshot.Snapshot, f *model.Flow, v decide.Verdict, request bool) 
 		}
 		if v.Race && v.Wait == 0 {
 			return "a race without a bound"
+		}
+		if v.HelloOnly && (v.Race || v.Wait == 0) {
+			return "a raw-TCP port with a race or without a bound"
 		}
 	case decide.Serve:
 		if request || f.Dir == model.Inbound {
@@ -91,9 +99,17 @@ func unfit(s *snapshot.Snapshot, f *model.Flow, v decide.Verdict, request bool) 
 		if f.Dir == model.Inbound || v.Backend == nil || v.Backend.Class != want {
 			return "no backend of the class"
 		}
-		set := s.Endpoints(v.Backend)
-		if set.Empty() {
-			return "a backend without endpoints"
+		if v.Set == nil || v.Pinned == nil && v.Set.Empty() {
+			return "nothing to pick from"
+		}
+		all := s.Endpoints(v.Backend).All()
+		for _, e := range v.Set.All() {
+			if !slices.Contains(all, e) {
+				return "endpoints of something else"
+			}
+		}
+		if p := v.Pinned; p != nil && (!slices.Contains(all, p) || p.Health > model.Healthy) {
+			return "pinned to what is not there or not healthy"
 		}
 		if v.Backend.SNI != strconv.Itoa(int(v.Backend.Port)) || model.ReservedPort(v.Backend.Port) {
 			return "bad SNI"
@@ -103,28 +119,40 @@ func unfit(s *snapshot.Snapshot, f *model.Flow, v decide.Verdict, request bool) 
 			return "delivery of something else"
 		}
 	}
-	if (v.Backend != nil) != (v.Action == decide.Forward) {
+	if v.Backend != nil && v.Action != decide.Forward && v.Action != decide.Await {
 		return "a backend without a forward"
 	}
-	if v.Action != decide.Forward && (v.RequestOps != [2]*snapshot.HeaderOps{} || v.ResponseOps != [2]*snapshot.HeaderOps{}) {
-		return "filters on what is not forwarded"
+	if v.Action != decide.Forward && (v.Set != nil || v.Pinned != nil) {
+		return "endpoints on what is not forwarded"
+	}
+	if (v.Awaits != nil) != (v.Action == decide.Await) {
+		return "an await of nobody"
+	}
+	if v.Pipe != nil && !request {
+		return "filters on a connection"
+	}
+	if v.Matched != nil && (v.Pipe == nil || v.Matched.Name != v.Rule) {
+		return "a rule without its filters, or that is not the one named"
+	}
+	if v.Respelled && (v.Pipe == nil || v.Pipe.Authz == nil) {
+		return "two paths, and nobody to ask"
 	}
 	return ""
 }
 
 // TestExplainAgrees: with a trace and without, the verdicts are the same.
 func TestExplainAgrees(t *testing.T) {
-	each(t, 2, func(t *testing.T, _ *model.Mesh, s *snapshot.Snapshot, r *rand.Rand) {
+	each(t, 2, func(t *testing.T, m *model.Mesh, s *snapshot.Snapshot, r *rand.Rand) {
 		for range questions {
-			f, h := modeltest.RandomFlow(r), modeltest.RandomRequest(r)
-			want := decide.Decide(s, &f, nil)
+			f, h := aimed(r, m)
+			want := decide.Decide(s, &f, 0, nil)
 			got, tr := decide.Explain(s, &f, nil)
 			if got != want || len(tr.Steps) < 2 {
 				t.Errorf("%s: %s, explained %s by %v", f, want, got, tr.Steps)
 			}
 			if want.Action == decide.Sniff {
 				f.Sniff, f.Host = model.SniffHTTP11, string(h.Authority)
-				want = decide.Decide(s, &f, nil)
+				want = decide.Decide(s, &f, 0, nil)
 				f.Sniff, f.Host = model.SniffNone, ""
 			}
 			if want.Action == decide.Serve || want.Action == decide.Deliver && want.Class == model.HTTP {
@@ -144,11 +172,12 @@ func TestCompileOrder(t *testing.T) {
 		n := *m
 		n.Workloads, n.Endpoints = shuffled(r, m.Workloads), shuffled(r, m.Endpoints)
 		n.Services, n.Routes = shuffled(r, m.Services), shuffled(r, m.Routes)
+		n.Filters, n.Catalog, n.Retained = shuffled(r, m.Filters), shuffled(r, m.Catalog), shuffled(r, m.Retained)
 		s2, problems2 := compile.Compile(&n)
 		if a, b := fmt.Sprint(problems), fmt.Sprint(problems2); a != b {
 			t.Errorf("problems:\n%s\n%s", a, b)
 		}
-		same(t, s, s2, r, nil)
+		same(t, m, s, s2, r, nil)
 	})
 }
 
@@ -158,35 +187,39 @@ func shuffled[T any](r *rand.Rand, in []T) []T {
 	return out
 }
 
-// same asks two snapshots the same questions.
-func same(t *testing.T, a, b *snapshot.Snapshot, r *rand.Rand, except func(f *model.Flow) bool) {
+// same asks two snapshots the same questions, which are about m.
+func same(t *testing.T, m *model.Mesh, a, b *snapshot.Snapshot, r *rand.Rand, except func(f *model.Flow) bool) {
 	t.Helper()
 	for range questions {
-		f, h := modeltest.RandomFlow(r), modeltest.RandomRequest(r)
+		f, h := aimed(r, m)
 		if except != nil && except(&f) {
 			continue
 		}
-		if va, vb := decide.Decide(a, &f, nil), decide.Decide(b, &f, nil); whole(a, va) != whole(b, vb) {
-			t.Errorf("%s:\n%s\n%s", f, whole(a, va), whole(b, vb))
-		}
 		p := r.Uint32()
-		if va, vb := decide.Route(a, &f, &h, p, nil), decide.Route(b, &f, &h, p, nil); whole(a, va) != whole(b, vb) {
-			t.Errorf("%s | %s:\n%s\n%s", f, model.RequestString(&h), whole(a, va), whole(b, vb))
+		if va, vb := decide.Decide(a, &f, p, nil), decide.Decide(b, &f, p, nil); whole(&f, nil, va) != whole(&f, nil, vb) {
+			t.Errorf("%s:\n%s\n%s", f, whole(&f, nil, va), whole(&f, nil, vb))
+		}
+		if va, vb := decide.Route(a, &f, &h, p, nil), decide.Route(b, &f, &h, p, nil); whole(&f, &h, va) != whole(&f, &h, vb) {
+			t.Errorf("%s | %s:\n%s\n%s", f, model.RequestString(&h), whole(&f, &h, va), whole(&f, &h, vb))
 		}
 	}
 }
 
 // whole is everything of a verdict that matters, its endpoints included.
-func whole(s *snapshot.Snapshot, v decide.Verdict) string {
-	out := fmt.Sprint(v.String(), v.Race, v.Wait, v.Status, v.Text)
-	for _, ops := range [][2]*snapshot.HeaderOps{v.RequestOps, v.ResponseOps} {
-		var h httpmsg.Head
-		ops[0].Apply(&h)
-		ops[1].Apply(&h)
-		out += fmt.Sprintf(" %q", h.Fields)
+func whole(f *model.Flow, r *httpmsg.Head, v decide.Verdict) string {
+	out := fmt.Sprint(v.String(), v.Race, v.HelloOnly, v.Wait, v.Status, v.Text)
+	if v.Awaits != nil {
+		out += " " + v.Awaits.Name.String()
 	}
-	if v.Backend != nil {
-		for _, e := range s.Endpoints(v.Backend).All() {
+	if r != nil {
+		h, _ := model.ParseRequest(model.RequestString(r)) // a copy: it is changed
+		out += " " + told(nil, f, &h, &v)
+	}
+	if v.Pinned != nil {
+		return out + fmt.Sprint(" ", *v.Pinned)
+	}
+	if v.Set != nil {
+		for _, e := range v.Set.All() {
 			out += fmt.Sprint(" ", *e)
 		}
 	}
@@ -204,6 +237,17 @@ pods far/own 8080
 route far/away away own
 rule match=prefix:/a set=x-a:9 to=own:80
 local far/away 8080 cid=far
+grpcroute far/calls away:8080
+rule match=grpc:/a set=x-a:9
+tcproute far/raw away
+rule to=away:9000
+tlsroute far/tls away sni=*.example
+rule to=away:9000
+filter far/f0 scope=chain target=away rbac policy=p;ns:far
+filter far/f1 scope=inbound target=away authz
+filter far/f2 rbac invalid=it_is_not_understood
+catalog far/cold
+retained far/gone 8080
 service far/twin 10.97.0.3
 service far/twin 10.97.0.4
 `)
@@ -213,10 +257,13 @@ service far/twin 10.97.0.4
 		n.Endpoints = append(extra.Endpoints[:len(extra.Endpoints):len(extra.Endpoints)], m.Endpoints...)
 		n.Routes = append(extra.Routes[:len(extra.Routes):len(extra.Routes)], m.Routes...)
 		n.Workloads = append(extra.Workloads[:len(extra.Workloads):len(extra.Workloads)], m.Workloads...)
+		n.Filters = append(extra.Filters[:len(extra.Filters):len(extra.Filters)], m.Filters...)
+		n.Catalog = append(extra.Catalog[:len(extra.Catalog):len(extra.Catalog)], m.Catalog...)
+		n.Retained = append(extra.Retained[:len(extra.Retained):len(extra.Retained)], m.Retained...)
 		s2, _ := compile.Compile(&n)
-		same(t, s, s2, r, func(f *model.Flow) bool {
+		same(t, m, s, s2, r, func(f *model.Flow) bool {
 			// The one thing they do change: with no service at all nobody waits.
-			return len(s.Services()) == 0 && decide.Decide(s, f, nil).Reason == decide.NoNames
+			return len(s.Services()) == 0 && decide.Decide(s, f, 0, nil).Reason == decide.NoNames
 		})
 	})
 }
@@ -250,7 +297,7 @@ func TestEndpointUpdate(t *testing.T) {
 			return
 		}
 		updated++
-		same(t, want, s.WithEndpoints(table), r, nil)
+		same(t, m, want, s.WithEndpoints(table), r, nil)
 		again, ok := compile.Endpoints(s.WithEndpoints(table), &n)
 		for _, b := range s.Backends() {
 			if !ok || again.Set(b.ID) != table.Set(b.ID) {
@@ -268,7 +315,7 @@ func TestNilSnapshot(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 6))
 	for range 2000 {
 		f, h := modeltest.RandomFlow(r), modeltest.RandomRequest(r)
-		if why := unfit(nil, &f, decide.Decide(nil, &f, nil), false); why != "" {
+		if why := unfit(nil, &f, decide.Decide(nil, &f, 0, nil), false); why != "" {
 			t.Fatalf("%s: %s", f, why)
 		}
 		if why := unfit(nil, &f, decide.Route(nil, &f, &h, 0, nil), true); why != "" {
@@ -284,7 +331,7 @@ func TestNoDirection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := decide.Decide(nil, &f, nil).String(); v != "refuse (no-verdict)" {
+	if v := decide.Decide(nil, &f, 0, nil).String(); v != "refuse (no-verdict)" {
 		t.Error(v)
 	}
 	if v := decide.Route(nil, &f, &h, 0, nil).String(); v != "refuse 500 (no-verdict)" {

@@ -1,8 +1,7 @@
 package decide
 
 import (
-	"bytes"
-	"math/bits"
+	"strings"
 
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
@@ -20,8 +19,15 @@ const (
 	textReservedPort = "port-not-declared: 18081 and 18082 are the mesh's own ports, no service's; address a service by one of the ports it declares\n"
 	textNoCaller     = "caller-namespace-unknown: a name without a namespace means one of the caller's namespace, and this connection carries none; report it, and use the full name meanwhile\n"
 	textNoSuchName   = "no mesh service has this name; to reach it outside the mesh, dial it directly\n"
+	textNoRule       = "routes are attached to this port and none of their rules matches the request; see the matches of the HTTPRoutes and GRPCRoutes whose parentRefs name the service\n"
+	textRBAC         = "RBAC: access denied\n"
+	textSpelling     = "the path is spelled so that an application could read another path than policy was asked about; send the plain path: no escapes where none are needed, no \"//\", no \".\" or \"..\" elements, no backslashes, no \";\"\n"
+	textRedirect     = "see the location field\n"
+	textSelected     = "no healthy endpoint of the destination is what x-aether-ip, x-aether-pod, x-aether-subset-* or a service's own selecting field ask for; leave them out to be balanced over all\n"
+	textAwait        = "the service is known, and where its pods are is not yet; try again shortly\n"
+	textNoWeight     = "every backend of the rule has weight 0: nothing may have the request\n"
 	textConnect      = "CONNECT is not served by the mesh; send the request itself to the service\n"
-	textUnknownPort  = "this pod serves no HTTP on that port\n"
+	textUnknownPort  = "this pod serves no HTTP on that port; a port is served when endpoint.aether.io/ports of the pod declares it http\n"
 	textNoVerdict    = "the proxy asked about a connection without a direction; report it\n"
 )
 
@@ -31,7 +37,8 @@ const (
 // choose alike.
 //
 // Answers: Forward, Passthrough (captured only: this request, to the dialled
-// address), Deliver (inbound), Refuse or Reply with Status and Text.
+// address), Deliver (inbound), Refuse, Reply or Await with Status and Text. Of a Forward,
+// Deliver or Reply whose Pipe has an Authz the authorization service is asked first.
 //
 // An extended CONNECT (RFC 8441) has r.Upgrade set and is routed like any other
 // request; a plain CONNECT is answered 404.
@@ -56,86 +63,102 @@ func Route(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, pick uint32, t 
 		return Verdict{Action: Reply, Reason: Readyz, Status: 200, Text: "ready\n"}
 	}
 
+	q := question{s: s, f: f, r: r, pick: pick, t: t}
 	n := snapshot.Name(s, r.Authority, f.Namespace)
-	if n.NoCaller {
-		return Verdict{Action: Refuse, Reason: CallerNamespaceUnknown, Status: 421, Text: textNoCaller}
-	}
-	svc, dialled := n.Service, f.Dst.Port()
+	dialled := f.Dst.Port()
 	byHost := f.Dir == model.Proxy || dialled == model.PortProxy // the port is Host's, too
+	svc := n.Service
 	if svc != nil && !byHost && !claims(svc, dialled, n.Port) {
 		if t != nil {
 			t.add("authority %q: %s", r.Authority, foreignText(n, dialled))
 		}
 		svc = nil
 	}
+	if !byHost && s.Semantics() == model.GatewayAPI {
+		if owner := s.Address(f.Dst.Addr()); owner != nil && owner.Mesh() {
+			if n.Service == nil && !n.NoCaller && string(r.Path) == PathLive {
+				return Verdict{Action: Reply, Reason: Live, Status: 200, Text: "live\n"}
+			}
+			if t != nil {
+				t.add("the dialled address is %s's (%s): it is meant, whatever the authority %q says (routeSemantics GatewayAPI)", owner.Rule, owner.Kind, r.Authority)
+			}
+			return q.reach(owner, dialled, dialled, false)
+		}
+	}
+	if n.NoCaller {
+		return Verdict{Action: Refuse, Reason: CallerNamespaceUnknown, Status: 421, Text: textNoCaller}
+	}
 	if svc == nil {
-		return foreign(s, f, r, n, byHost, t)
+		return q.foreign(n, byHost)
 	}
 	if t != nil {
 		t.add("authority %q names %s (%s)", r.Authority, svc.Rule, svc.Kind)
 	}
+	if byHost {
+		return q.reach(svc, 0, n.Port, true)
+	}
+	return q.reach(svc, dialled, n.Port, false)
+}
+
+// question is what Route was asked.
+type question struct {
+	s    *snapshot.Snapshot
+	f    *model.Flow
+	r    *httpmsg.Head
+	pick uint32
+	t    *Trace
+}
+
+// reach is a request for svc. Of a dial, the port is the dialled one and the authority
+// may name it, or none (contract 4.3a); byHost it is the authority's, 80 by default (4.3b).
+func (q *question) reach(svc *snapshot.Service, dialled, named uint16, byHost bool) Verdict {
 	if svc.Broken != "" {
 		return Verdict{Action: Refuse, Reason: BrokenService, Rule: svc.Rule, Status: 500, Text: svc.Broken}
 	}
-	if svc.Cold && n.Port != model.PortProxy && n.Port != model.PortRaw {
-		if t != nil {
-			t.add("%s has no pod, and nothing says which ports it has", svc.Rule)
-		}
-		return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: svc.Rule, Status: 503, Text: svc.Texts.NoEndpoint}
-	}
+	port := dialled
 	if byHost {
-		return proxyPort(s, svc, n.Port, r, pick, t)
+		if port = named; port == 0 {
+			port = 80
+		}
 	}
-	return dialledPort(s, svc, dialled, n.Port, r, pick, t)
+	if svc.Cold && !model.ReservedPort(port) && !model.ReservedPort(named) {
+		if q.t != nil {
+			q.t.add("%s has no pod here, and nothing says which ports it has", svc.Rule)
+		}
+		return q.empty(svc, svc.Rule, nil, svc.Texts)
+	}
+	p := svc.Port(port)
+	if !byHost && svc.Kind == snapshot.MeshOnly {
+		p = svc.PodPort(port)
+	}
+	isHTTP := p != nil && p.Class == model.HTTP
+	switch {
+	case isHTTP && (byHost || named == 0 || named == port):
+		return q.route(svc, p)
+	case isHTTP:
+		return q.refuse(svc, PortMismatch, svc.Texts.PortMismatch, port, named)
+	case byHost && named == 0:
+		return q.refuse(svc, PortRequired, svc.Texts.PortRequired, port, named)
+	case byHost && p != nil:
+		return q.refuse(svc, PortNotHTTP, svc.Texts.PortNotHTTP, port, named)
+	}
+	return q.refuse(svc, PortNotDeclared, svc.Texts.PortNotDeclared, port, named)
 }
 
-// dialledPort is contract 4.3(a): the port is the dialled one.
-func dialledPort(s *snapshot.Snapshot, svc *snapshot.Service, dialled, named uint16, r *httpmsg.Head, pick uint32, t *Trace) Verdict {
-	p := svc.Port(dialled)
-	if svc.Kind == snapshot.MeshOnly {
-		p = svc.PodPort(dialled)
+// refuse is a 421 (contract 4.4).
+func (q *question) refuse(svc *snapshot.Service, why Reason, text string, port, named uint16) Verdict {
+	if q.t != nil {
+		q.t.add("%s", refusalText(why, port, named))
+		q.t.add("%s", wouldWork(q.s, svc, q.f.Namespace))
 	}
-	switch {
-	case p == nil || p.Class != model.HTTP:
-		if t != nil {
-			t.add("the dialled port %d is no HTTP port of it", dialled)
-		}
-		return refuse(svc, PortNotDeclared, svc.Texts.PortNotDeclared)
-	case named != 0 && named != dialled:
-		if t != nil {
-			t.add("dialled %d, an HTTP port of it, and the authority names %d", dialled, named)
-		}
-		return refuse(svc, PortMismatch, svc.Texts.PortMismatch)
-	}
-	return forward(s, svc, p, r, pick, t)
-}
-
-// proxyPort is contract 4.3(b): the port is the authority's, 80 by default.
-func proxyPort(s *snapshot.Snapshot, svc *snapshot.Service, named uint16, r *httpmsg.Head, pick uint32, t *Trace) Verdict {
-	want := named
-	if want == 0 {
-		want = 80
-	}
-	p := svc.Port(want)
-	if p != nil && p.Class == model.HTTP {
-		return forward(s, svc, p, r, pick, t)
-	}
-	if t != nil {
-		t.add("the authority asks for port %d, no HTTP port of it", want)
-	}
-	switch {
-	case named == 0:
-		return refuse(svc, PortRequired, svc.Texts.PortRequired)
-	case p != nil:
-		return refuse(svc, PortNotHTTP, svc.Texts.PortNotHTTP)
-	}
-	return refuse(svc, PortNotDeclared, svc.Texts.PortNotDeclared)
+	return Verdict{Action: Refuse, Reason: why, Rule: svc.Rule, Status: 421, Text: text}
 }
 
 // foreign is a request that names no service for this caller.
-func foreign(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, n snapshot.Named, byHost bool, t *Trace) Verdict {
+func (q *question) foreign(n snapshot.Named, byHost bool) Verdict {
+	s, f, r := q.s, q.f, q.r
 	// The prober's question, under any name that is not a service's.
-	if string(r.Path) == PathLive {
+	if n.Service == nil && string(r.Path) == PathLive {
 		return Verdict{Action: Reply, Reason: Live, Status: 200, Text: "live\n"}
 	}
 	pod := s.WorkloadOf(f)
@@ -143,161 +166,151 @@ func foreign(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, n snapshot.Na
 	// Nobody has these two ports: refused at once for every name that could be
 	// the mesh's (contract 4.3b, 4.6), and for all names where the alternative
 	// is a 404 anyway.
-	if byHost && n.WellFormed && (n.Port == model.PortProxy || n.Port == model.PortRaw) && (n.Below || !floor) {
+	if byHost && n.WellFormed && model.ReservedPort(n.Port) && (n.Below || !floor) {
 		return Verdict{Action: Refuse, Reason: PortNotDeclared, Status: 421, Text: textReservedPort}
 	}
-	if t != nil && n.Service == nil {
-		t.add("authority %q: %s", r.Authority, foreignText(n, f.Dst.Port()))
+	if q.t != nil && n.Service == nil {
+		q.t.add("authority %q: %s", r.Authority, foreignText(n, f.Dst.Port()))
 	}
 	if floor {
 		return Verdict{Action: Passthrough, Reason: NotMesh}
 	}
+	if q.t != nil {
+		nearNames(q.t, s, string(r.Authority), f.Namespace)
+	}
 	return Verdict{Action: Refuse, Reason: NoSuchName, Status: 404, Text: textNoSuchName}
 }
 
-func refuse(svc *snapshot.Service, why Reason, text string) Verdict {
-	return Verdict{Action: Refuse, Reason: why, Rule: svc.Rule, Status: 421, Text: text}
-}
-
-// forward runs the port's routes and picks the backend (contract 10.2-10.4).
-func forward(s *snapshot.Snapshot, svc *snapshot.Service, p *snapshot.Port, r *httpmsg.Head, pick uint32, t *Trace) Verdict {
-	v := Verdict{Action: Forward, Reason: DeclaredHTTP, Rule: svc.Rule, Backend: p.Backend}
-	if rule := match(p.Program, r, t); rule != nil {
-		v.Reason, v.Rule = HTTPRoute, rule.Name
-		if rule.Invalid != "" {
-			return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: rule.Name, Status: 500, Text: rule.Invalid}
-		}
-		v.RequestOps[0], v.ResponseOps[0] = rule.Request, rule.Response
-		if len(rule.Backends) > 0 {
-			b := share(rule, pick)
-			if b.Invalid != "" {
-				if t != nil {
-					t.add("the share that was drawn has no valid backend: %s", bytes.TrimSpace([]byte(b.Invalid)))
-				}
-				return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: rule.Name, Status: 500, Text: b.Invalid}
-			}
-			if t != nil && len(rule.Backends) > 1 {
-				t.add("%s drawn out of %d backends by weight", b.Backend.Name, len(rule.Backends))
-			}
-			v.Backend, v.RequestOps[1], v.ResponseOps[1] = b.Backend, b.Request, b.Response
-		}
-	} else if t != nil && p.Program != nil {
-		t.add("no rule matches: the port itself")
+// route runs a port's rules in the order of contract 10.7: the rule, with the path
+// policy; RBAC; then what answers by itself; then the backend.
+func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
+	r, t := q.r, q.t
+	prog := p.ProgramFor(q.f.Namespace)
+	if t != nil && prog != nil && prog != p.Program {
+		t.add("routes of the caller's own namespace %s are attached to the port: they stand in the place of the producer's (GEP-1426)", q.f.Namespace)
 	}
-	if s.Endpoints(v.Backend).Empty() {
-		if t != nil {
-			t.add("%s has no healthy endpoint among %d", v.Backend.Name, s.Endpoints(v.Backend).Len())
+	path, query := cutPath(r.Path)
+	chosen, self, prefix := p.Self, p.Self, 0
+	if self.Invalid != "" { // what is in force on the whole service cannot be honoured
+		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: svc.Rule, Status: 500, Text: self.Invalid}
+	}
+	v := Verdict{Action: Forward, Reason: DeclaredHTTP, Rule: svc.Rule, Backend: p.Backend}
+	if prog != nil {
+		if prog.Invalid != "" {
+			return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: svc.Rule, Status: 500, Text: prog.Invalid}
 		}
-		return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: v.Rule, Status: 503, Text: v.Backend.Texts.NoEndpoint}
+		if prog.Strict {
+			chosen, self = nil, nil
+		}
+		if a := match(prog, r, path, query, t); a != nil {
+			chosen = a.Rule
+			v.Matched, v.Rule, v.Reason = chosen, chosen.Name, HTTPRoute
+			if strings.HasPrefix(chosen.Name, "GRPCRoute") {
+				v.Reason = GRPCRoute
+			}
+			if a.PathKind == model.PathPrefix {
+				prefix = len(a.Path)
+			}
+		} else if t != nil && !prog.Strict {
+			t.add("no rule matches: the port itself")
+		}
+	}
+	if spelled(path) {
+		result, walks := spelling(prog, self, chosen, r, path, query, t)
+		if result == refused {
+			return Verdict{Action: Refuse, Reason: PathSpelling, Rule: walks, Status: 403, Text: textSpelling}
+		}
+		v.Respelled = result == twoReadings && chosen != nil && chosen.Pipe != nil && chosen.Pipe.Authz != nil
+	}
+	switch {
+	case chosen == nil:
+		if t != nil {
+			t.add("no rule matches, and with routes attached that is a 404 (routeSemantics GatewayAPI)")
+		}
+		return Verdict{Action: Refuse, Reason: NoRule, Rule: svc.Rule, Status: 404, Text: textNoRule}
+	case chosen.Invalid != "":
+		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: v.Rule, Status: 500, Text: chosen.Invalid}
+	}
+	pipe := chosen.Pipe
+	if pipe != nil {
+		if d := denies(pipe.RBAC, "", r.Method, path, t); d != nil {
+			return Verdict{Action: Refuse, Reason: RBACDenied, Rule: d.Name, Status: 403, Text: textRBAC}
+		}
+		if t != nil && pipe.Authz != nil {
+			t.add("%s: the authorization service is asked", pipe.Authz.Name)
+		}
+		if why, status, text := answered(pipe, r); why != 0 {
+			v.Action, v.Reason, v.Status, v.Text = Reply, why, status, text
+			v.Backend, v.Pipe, v.Prefix = nil, pipe, prefix
+			return v
+		}
+	}
+	if len(chosen.Backends) > 0 {
+		if chosen.WeightSum == 0 { // nobody may have it, and nothing is wrong with the rule
+			return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: v.Rule, Status: 503, Text: textNoWeight}
+		}
+		b := share(chosen.Backends, chosen.WeightSum, q.pick)
+		if b.Invalid != "" {
+			if t != nil {
+				t.add("the share that was drawn has no valid backend: %s", strings.TrimSpace(b.Invalid))
+			}
+			return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: v.Rule, Status: 500, Text: b.Invalid}
+		}
+		if t != nil && len(chosen.Backends) > 1 {
+			t.add("%s drawn out of %d backends by weight", b.Backend.Name, len(chosen.Backends))
+		}
+		v.Backend, pipe = b.Backend, b.Pipe
+		if pipe != nil && pipe.Redirect != nil { // the backend's own
+			v.Action, v.Reason, v.Status, v.Text = Reply, Redirect, pipe.Redirect.Status, textRedirect
+			v.Backend, v.Pipe, v.Prefix = nil, pipe, prefix
+			return v
+		}
+	}
+	set := q.s.Endpoints(v.Backend)
+	if set.Len() == 0 {
+		return q.empty(q.s.Service(v.Backend.Service), v.Rule, v.Backend, v.Backend.Texts)
+	}
+	narrowed, pinned, ok := selects(q.s, set, pipe, r, t)
+	switch {
+	case !ok:
+		return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: v.Rule, Status: 503, Text: textSelected}
+	case pinned == nil && narrowed.Empty():
+		return q.empty(nil, v.Rule, v.Backend, v.Backend.Texts)
 	}
 	if t != nil {
-		t.add("%s: %d endpoints, SNI %s", v.Backend.Name, s.Endpoints(v.Backend).Len(), v.Backend.SNI)
+		t.add("%s: %d endpoints, SNI %s", v.Backend.Name, narrowed.Len(), v.Backend.SNI)
 	}
+	v.Set, v.Pinned, v.Pipe, v.Prefix = narrowed, pinned, pipe, prefix
 	return v
 }
 
-// share is the backend whose share of the weights pick falls into.
-func share(rule *snapshot.Rule, pick uint32) *snapshot.Weighted {
-	x, _ := bits.Mul64(uint64(pick)<<32, rule.WeightSum) // pick/2^32 of the sum, below it
-	for i := range rule.Backends {
-		if x < rule.Backends[i].Upto {
-			return &rule.Backends[i]
-		}
+// answered is what a rule answers by itself; no reason: nothing.
+func answered(p *snapshot.Pipe, r *httpmsg.Head) (why Reason, status int, text string) {
+	switch {
+	case p.CORS != nil && preflight(r):
+		return CORSPreflight, 204, ""
+	case p.Redirect != nil:
+		return Redirect, p.Redirect.Status, textRedirect
 	}
-	return &rule.Backends[len(rule.Backends)-1] // not reached: compile gives no sum of 0
+	return 0, 0, ""
 }
 
-// match is the rule of the first arm that r fulfils, or nil.
-func match(p *snapshot.Program, r *httpmsg.Head, t *Trace) *snapshot.Rule {
-	if p == nil {
-		return nil
-	}
-	path := r.Path
-	if i := bytes.IndexByte(path, '?'); i >= 0 {
-		path = path[:i]
-	}
-	for i := range p.Arms {
-		a := &p.Arms[i]
-		switch {
-		case !pathMatches(a, path):
-			if t != nil {
-				t.add("%s: path %q is not %s %q", armText(a), path, pathKind(a), a.Path)
-			}
-		case a.Method != "" && a.Method != string(r.Method):
-			if t != nil {
-				t.add("%s: method %s is not %s", armText(a), r.Method, a.Method)
-			}
-		default:
-			if h := unmet(a.Headers, r); h != nil {
-				if t != nil {
-					t.add("%s: field %s is not %q", armText(a), h.Name, h.Value)
-				}
-				continue
-			}
-			if t != nil {
-				t.add("%s: matches", armText(a))
-			}
-			return a.Rule
+// empty is a destination without a healthy endpoint: to be waited for where the
+// rows of its service are on their way, else a 503. svc may be nil: known not to be awaited.
+func (q *question) empty(svc *snapshot.Service, rule string, b *snapshot.Backend, texts *snapshot.Texts) Verdict {
+	if svc != nil && svc.Await {
+		if q.t != nil {
+			q.t.add("%s is in the mesh's catalog and its rows are not here yet (contract 4.6)", svc.Name)
 		}
+		return Verdict{Action: Await, Reason: AwaitRows, Rule: rule, Status: 503, Text: textAwait, Backend: b, Awaits: svc}
 	}
-	return nil
+	if q.t != nil && b != nil {
+		q.t.add("%s has no healthy endpoint among %d", b.Name, q.s.Endpoints(b).Len())
+	}
+	return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: rule, Status: 503, Text: texts.NoEndpoint}
 }
 
-// pathMatches compares the raw path; a prefix ends at an element's end (Gateway
-// API PathMatchPathPrefix).
-func pathMatches(a *snapshot.Arm, path []byte) bool {
-	switch a.PathKind {
-	case model.PathAny:
-		return true
-	case model.PathExact:
-		return string(path) == a.Path
-	}
-	n := len(a.Path)
-	return len(path) >= n && string(path[:n]) == a.Path && (n == 0 || len(path) == n || path[n] == '/')
-}
-
-// unmet is the first field condition that r does not fulfil, or nil.
-func unmet(want []model.HeaderMatch, r *httpmsg.Head) *model.HeaderMatch {
-	for i := range want {
-		if !fieldIs(r, want[i].Name, want[i].Value) {
-			return &want[i]
-		}
-	}
-	return nil
-}
-
-// fieldIs compares the whole value of a field: lines of one name count as one,
-// joined by commas (RFC 9110 5.3), with or without a space.
-func fieldIs(r *httpmsg.Head, name, want string) bool {
-	if name == "host" { // a codec takes it out of the fields
-		return string(r.Authority) == want
-	}
-	seen := false
-	rest := want
-	for i := range r.Fields {
-		if string(r.Fields[i].Name) != name {
-			continue
-		}
-		if seen {
-			if len(rest) == 0 || rest[0] != ',' {
-				return false
-			}
-			rest = rest[1:]
-			if len(rest) > 0 && rest[0] == ' ' {
-				rest = rest[1:]
-			}
-		}
-		seen = true
-		v := r.Fields[i].Value
-		if len(rest) < len(v) || rest[:len(v)] != string(v) {
-			return false
-		}
-		rest = rest[len(v):]
-	}
-	return seen && rest == ""
-}
-
-// deliver is a request that came over the hop (contract 6.4).
+// deliver is a request that came over the hop (contract 6.3, 6.4).
 func deliver(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, t *Trace) Verdict {
 	switch string(r.Path) {
 	case PathLive:
@@ -309,8 +322,33 @@ func deliver(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, t *Trace) Ver
 	switch {
 	case v.Action != Deliver:
 		v.Status, v.Text = 421, textUnknownPort
+		return v
 	case v.Class != model.HTTP: // the pod's declaration changed under the connection
 		return Verdict{Action: Refuse, Reason: UnknownSNI, Rule: v.Rule, Status: 421, Text: textUnknownPort}
 	}
+	pipe := s.WorkloadOf(f).Inbound
+	if pipe == nil {
+		return v
+	}
+	path, _ := cutPath(r.Path)
+	if pipe.Policy() && spelled(path) {
+		norm, ok := plain(path)
+		if !ok {
+			return Verdict{Action: Refuse, Reason: PathSpelling, Rule: firstPolicy(pipe), Status: 403, Text: textSpelling}
+		}
+		if string(norm) != string(path) {
+			if d := spellingOf(pipe.RBAC, f.Peer, r.Method, path, norm, t); d != nil {
+				return Verdict{Action: Refuse, Reason: PathSpelling, Rule: d.Name, Status: 403, Text: textSpelling}
+			}
+			v.Respelled = pipe.Authz != nil
+		}
+	}
+	if d := denies(pipe.RBAC, f.Peer, r.Method, path, t); d != nil {
+		return Verdict{Action: Refuse, Reason: RBACDenied, Rule: d.Name, Status: 403, Text: textRBAC}
+	}
+	if t != nil && pipe.Authz != nil {
+		t.add("%s: the authorization service is asked", pipe.Authz.Name)
+	}
+	v.Pipe = pipe
 	return v
 }

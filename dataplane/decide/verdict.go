@@ -18,7 +18,6 @@ import (
 	"strconv"
 	"time"
 
-	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 )
@@ -29,7 +28,7 @@ type Action uint8
 // The actions.
 const (
 	// Sniff: look at the first bytes, then ask Decide again on the same
-	// snapshot with the result. Race, Wait and the comment on Decide say how.
+	// snapshot with the result. Race, HelloOnly, Wait and the comment on Decide say how.
 	Sniff Action = iota + 1
 	// Serve: it is HTTP for the mesh; ask Route for every request.
 	Serve
@@ -43,12 +42,17 @@ const (
 	Passthrough
 	// Refuse: from Decide close the connection; from Route answer Status with Text.
 	Refuse
-	// Reply: the proxy itself answers Status with Text.
+	// Reply: the proxy itself answers Status with Text; a redirection also with
+	// Location, a preflight with AppendPreflight. Pipe.Authz is asked before.
 	Reply
+	// Await: the rows of the service Awaits are not here yet: ask for them, and
+	// decide again when they are. Whoever cannot wait answers Status with Text,
+	// or closes the connection (contract 4.6).
+	Await
 	actions
 )
 
-var actionNames = [actions]string{"invalid", "sniff", "serve", "forward", "deliver", "passthrough", "refuse", "reply"}
+var actionNames = [actions]string{"invalid", "sniff", "serve", "forward", "deliver", "passthrough", "refuse", "reply", "await"}
 
 // String is the action's name, lower case; "invalid" for the zero value and unknown ones.
 func (a Action) String() string {
@@ -74,6 +78,9 @@ const (
 	MeshAddress                      // the address is a service's, the port is none of its own
 	ForeignAddress                   // the address is no service's; the bytes may still name one
 
+	TLSRoute // the server name is a TLSRoute's (4.2 step 1)
+	TCPRoute // a TCPRoute chose the destination (10.6)
+
 	// After the sniff (4.2 step 4 and 5, 4.7).
 
 	MeshName    // the first authority names a service for this caller
@@ -87,7 +94,14 @@ const (
 
 	// Requests (4.3, 4.4, 4.8, 4.11).
 
-	HTTPRoute              // a rule of a route chose the destination
+	HTTPRoute              // a rule of an HTTPRoute chose the destination
+	GRPCRoute              // a rule of a GRPCRoute did
+	NoRule                 // routeSemantics GatewayAPI: no rule of the routes matches (design 9)
+	RBACDenied             // an RBAC filter does not allow it (10.7)
+	PathSpelling           // policy, or which policy, depends on how the path is spelled (design 9)
+	Redirect               // a rule answers with a redirection (10.2)
+	CORSPreflight          // a rule's CORS filter answers a preflight
+	AwaitRows              // the service is known and its rows are on their way (4.6)
 	PortMismatch           // dialled one HTTP port, Host names another
 	PortNotDeclared        // the service does not declare the port
 	PortNotHTTP            // proxy port: the port is raw TCP or UDP
@@ -113,8 +127,10 @@ const (
 var reasonNames = [reasons]string{
 	"invalid",
 	"loop", "declared-tcp", "raw-spelling", "declared-http", "proxy-port", "mesh-address", "foreign-address",
+	"tls-route", "tcp-route",
 	"mesh-name", "not-mesh", "tls", "opaque", "server-first", "idle", "blackhole", "no-names",
-	"http-route", "port-mismatch", "port-not-declared", "port-not-http", "port-required",
+	"http-route", "grpc-route", "no-rule", "rbac-denied", "path-spelling", "redirect", "cors-preflight", "await-rows",
+	"port-mismatch", "port-not-declared", "port-not-http", "port-required",
 	"caller-namespace-unknown", "no-such-name", "no-endpoint", "invalid-backend", "broken-service",
 	"connect", "readyz", "live", "ready",
 	"served-port", "unknown-sni", "no-verdict",
@@ -160,20 +176,41 @@ type Verdict struct {
 	// Race, of a Sniff: the dialled address is none of the mesh's. Dial it
 	// meanwhile; if it speaks first, the result is SniffSilent.
 	Race bool
+	// HelloOnly, of a Sniff: a raw-TCP port with TLSRoutes. Nothing but a
+	// ClientHello matters: a first byte that begins none is SniffOpaque at once
+	// (contract 4.2 steps 1 and 2).
+	HelloOnly bool
 	// Wait, of a Sniff: how long the client may be silent before the result is
 	// SniffSilent. 0: as long as any downstream connection may be idle.
 	Wait time.Duration
 
-	// Status and Text (a body, plain text) of a Refuse or Reply to an HTTP
-	// request. Status 0: a connection; close it.
+	// Status and Text (a body, plain text) of a Refuse, Reply or Await to an HTTP
+	// request. Status 0: a connection; close it. A 204 has no Text.
 	Status int
 	Text   string
 
-	// Backend of a Forward.
+	// Backend of a Forward, and of an Await where it is known.
 	Backend *snapshot.Backend
-	// RequestOps and ResponseOps of a Forward from Route: the rule's, then the
-	// backend's; nil entries do nothing. ApplyRequest and ApplyResponse run them.
-	RequestOps, ResponseOps [2]*snapshot.HeaderOps
+	// Set, of a Forward, is what to pick an endpoint from: the backend's, or what
+	// selection fields leave of it (contract 5.10). One can be picked unless Pinned says which.
+	Set *snapshot.EndpointSet
+	// Pinned, of a Forward, is the one endpoint that may be used, whatever its
+	// weight: it was asked for by address or name. nil: any usable one of Set.
+	Pinned *snapshot.Endpoint
+	// Awaits, of an Await, is the service whose rows are missing.
+	Awaits *snapshot.Service
+
+	// Matched is the rule that a request of a Forward or Reply was taken by: its
+	// timeouts, retry and persistence. nil: none, or a Self, which has none of these.
+	Matched *snapshot.Rule
+	// Pipe is what is done to a request and its answer: of a Forward the chosen
+	// level's; of a redirection or preflight the rule's, whose Authz is asked first; of a
+	// Deliver the pod's inbound filters. nil: nothing. Its RBAC has been judged.
+	Pipe *snapshot.Pipe
+	// Prefix is the length in bytes of what the rule's prefix match matched of the path.
+	Prefix int
+	// Respelled: Pipe.Authz is to be asked about AuthzPath too, and both must be allowed.
+	Respelled bool
 
 	// Port, Class and App of a Deliver: the application's port, what it
 	// speaks, and the codec to speak to it.
@@ -182,22 +219,11 @@ type Verdict struct {
 	App   model.AppCodec
 }
 
-// ApplyRequest changes the fields of a request that is forwarded.
-func (v *Verdict) ApplyRequest(h *httpmsg.Head) {
-	v.RequestOps[0].Apply(h)
-	v.RequestOps[1].Apply(h)
-}
-
-// ApplyResponse changes the fields of the answer to a request that was forwarded.
-func (v *Verdict) ApplyResponse(h *httpmsg.Head) {
-	v.ResponseOps[0].Apply(h)
-	v.ResponseOps[1].Apply(h)
-}
-
 // String is a stable text: the action with its details, then the reason and
 // the rule in brackets.
 //
 //	sniff race 1s (foreign-address)
+//	sniff hello 1s (declared-tcp Service shop/db)
 //	forward shop/cart:8080 (declared-http Service shop/cart)
 //	refuse 421 (port-not-declared Service shop/cart)
 //	deliver 8080 http h2c (served-port Pod shop/cart-1)
@@ -208,6 +234,9 @@ func (v Verdict) String() string {
 	case Sniff:
 		if v.Race {
 			b = append(b, " race"...)
+		}
+		if v.HelloOnly {
+			b = append(b, " hello"...)
 		}
 		if v.Wait != 0 {
 			b = append(append(b, ' '), v.Wait.String()...)
@@ -222,7 +251,7 @@ func (v Verdict) String() string {
 		if v.Class == model.HTTP {
 			b = append(append(b, ' '), v.App.String()...)
 		}
-	case Refuse, Reply:
+	case Refuse, Reply, Await:
 		if v.Status != 0 {
 			b = strconv.AppendInt(append(b, ' '), int64(v.Status), 10)
 		}

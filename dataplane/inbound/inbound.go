@@ -36,6 +36,7 @@ import (
 	"aether/meshhop"
 	"aether/mtls/record"
 	"aether/mtls/spiffeid"
+	"aether/sniff"
 	"aether/tproxy/socket"
 )
 
@@ -145,7 +146,7 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 	c.flow.Dst = model.OrigDst{AddrPort: netip.AddrPortFrom(netip.IPv4Unspecified(), h.Port)}
 	c.flow.Peer = h.Caller.String()
 	c.xfcc = []byte(h.XFCC)
-	c.v = decide.Decide(c.snap, &c.flow, nil)
+	c.v = decide.Decide(c.snap, &c.flow, 0, nil)
 	if c.v.Action != decide.Deliver {
 		_ = tc.SetLinger(0)
 		tc.Close()
@@ -191,8 +192,6 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 	}
 }
 
-const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
 // peek reads the first plaintext and tells whether it is the HTTP/2 preface.
 func peek(tc *net.TCPConn, rec record.Conn) (first []byte, h2 bool, err error) {
 	_ = tc.SetReadDeadline(time.Now().Add(firstLimit))
@@ -218,7 +217,7 @@ func peek(tc *net.TCPConn, rec record.Conn) (first []byte, h2 bool, err error) {
 		rec.Feed(buf[:n])
 	}
 	rec.Feed(nil) // buf is ours: what was not read must not lie in it
-	return plain, string(plain[:4]) == preface[:4], nil
+	return plain, string(plain[:4]) == sniff.Preface[:4], nil
 }
 
 // relay delivers a raw-TCP port.
@@ -248,6 +247,11 @@ func appAddr(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
 }
 
+const (
+	causeAuthz = "ext-authz-unavailable"
+	textAuthz  = "ext-authz-unavailable: a filter of the service asks the authorization service about this request, and this proxy cannot reach one; nothing passes unasked\n"
+)
+
 var (
 	hdrXFCC    = []byte("x-forwarded-client-cert")
 	hdrOutcome = []byte("x-aether-outcome")
@@ -268,6 +272,13 @@ func (in *Inbound) Request(x *exchange.Exchange) {
 	rq.v = decide.Route(snap, &c.flow, &x.Req, 0, nil)
 	switch rq.v.Action {
 	case decide.Deliver:
+		if rq.v.Pipe != nil && rq.v.Pipe.Authz != nil {
+			// Nobody is there to be asked, and unasked nothing is delivered (contract 10.7).
+			rq.cause = causeAuthz
+			rq.v.Action = decide.Refuse // what becomes of it, for the record
+			in.reply(x, rq, 403, textAuthz, "403", "-", causeAuthz)
+			return
+		}
 		x.Req.Del("x-aether-outcome")
 		x.Req.Set(hdrXFCC, c.xfcc)
 		in.deliver(x, c, rq)

@@ -138,13 +138,32 @@ type ServicePort struct {
 	Class      Class // of a generated Service, by its appProtocol; ClassNone: not said. Read only while the service has no endpoint (contract 4.6)
 }
 
-// Route is one HTTPRoute whose parents are Services.
+// RouteKind is which of the Gateway API's routes a Route is. The order is that of
+// precedence on one port (GEP-1426): the first kind that is attached wins it.
+type RouteKind uint8
+
+// The kinds.
+const (
+	GRPCRoute RouteKind = iota + 1
+	HTTPRoute
+	TLSRoute
+	TCPRoute
+)
+
+// Route is one route object whose parents are Services. A route in the
+// namespace of a parent is that service's producer's and for every caller; in
+// another namespace it is a consumer's, for callers of its own namespace only
+// (GEP-1426).
 type Route struct {
+	Kind      RouteKind
 	Namespace string
 	Name      string
 	Created   time.Time
 	Parents   []ParentRef
-	Rules     []Rule
+	// ServerNames of a TLSRoute: exact, or "*." and a suffix, which stands for one
+	// label or more; lower case. Other kinds have none.
+	ServerNames []string
+	Rules       []Rule
 }
 
 // ParentRef names a Service the route is attached to; Port 0: all its ports.
@@ -153,13 +172,39 @@ type ParentRef struct {
 	Port    uint16
 }
 
-// Rule of a route: if any match holds (none: always), the filters run and one backend is chosen by weight.
+// Rule of a route: if any match holds (none: always), the filters run and one
+// backend is chosen by weight. Rules of a TCPRoute and TLSRoute have backends only.
 type Rule struct {
-	Name     string
-	Matches  []Match
-	Filters  []Filter
-	Backends []BackendRef
-	Invalid  string // not empty: the rule cannot be honoured, and why; requests that pick it get 500
+	Name        string
+	Matches     []Match
+	Filters     []Filter
+	Backends    []BackendRef
+	Timeouts    Timeouts
+	Retry       *Retry
+	Persistence *Persistence
+	Invalid     string // not empty: the rule cannot be honoured, and why; requests that pick it get 500
+}
+
+// Timeouts of a rule (Gateway API HTTPRouteTimeouts). 0: none is set.
+type Timeouts struct {
+	Request time.Duration // the whole, retries too
+	Backend time.Duration // each attempt
+}
+
+// Retry of a rule (Gateway API HTTPRouteRetry).
+type Retry struct {
+	Codes    []uint16      // statuses that are tried again, ascending
+	Attempts uint8         // more attempts after the first; 0: none
+	Backoff  time.Duration // before the next attempt, at least; 0: not said
+}
+
+// Persistence keeps a client's requests on one endpoint (Gateway API SessionPersistence).
+type Persistence struct {
+	Name     string        // of the cookie or field
+	Header   bool          // in a field of that name; else in a cookie
+	Absolute time.Duration // longest life of a session; 0: none is set
+	Idle     time.Duration // 0: none is set
+	Lasting  bool          // the cookie outlives the browser (lifetimeType Permanent)
 }
 
 // PathKind is how a Match compares the path.
@@ -170,38 +215,113 @@ const (
 	PathAny PathKind = iota
 	PathExact
 	PathPrefix // by path element, as Gateway API says
+	PathRegex  // RE2, the whole path
 )
 
 // Match holds when all its parts hold.
 type Match struct {
 	PathKind PathKind
 	Path     string
-	Method   string        // empty: any
-	Headers  []HeaderMatch // all, exact
+	GRPC     *GRPCMatch // of a GRPCRoute, which has no path; nil: every method
+	Method   string     // empty: any
+	Headers  []ValueMatch
+	Query    []ValueMatch
 }
 
-// HeaderMatch is an exact match of the field Name (lower case).
-type HeaderMatch struct{ Name, Value string }
+// GRPCMatch compares the two elements of a gRPC request's path, "/service/method".
+// An empty one matches any.
+type GRPCMatch struct {
+	Service, Method string
+	Regex           bool // RE2, each the whole element
+}
+
+// ValueMatch compares one header field or query parameter. A field's Name is
+// lower case; a parameter's is as it is.
+type ValueMatch struct {
+	Name, Value string
+	Regex       bool // RE2, the whole value
+}
 
 // FilterKind says what a Filter does.
 type FilterKind uint8
 
-// The kinds built so far.
+// The kinds.
 const (
 	RequestHeaders FilterKind = iota + 1
 	ResponseHeaders
+	Redirect
+	Rewrite
+	Mirror
+	CORS
+	Extension // an HTTPFilter of the route's namespace
 )
 
-// Filter modifies fields: removals first, then sets, then additions.
+// Filter of a rule or backend. What belongs to another kind than Kind is unset.
 type Filter struct {
-	Kind   FilterKind
-	Set    []HeaderValue
+	Kind FilterKind
+
+	Set    []HeaderValue // RequestHeaders, ResponseHeaders: removals first, then sets, then additions
 	Add    []HeaderValue
 	Remove []string
+
+	Redirect  *RedirectFilter
+	Rewrite   *RewriteFilter
+	Mirror    *MirrorFilter
+	CORS      *CORSFilter
+	Extension string // the HTTPFilter's name
 }
 
 // HeaderValue is a field to set or add; Name is lower case.
 type HeaderValue struct{ Name, Value string }
+
+// PathEdit replaces the path, or of it what a prefix match matched.
+type PathEdit struct {
+	Kind  PathEditKind
+	Value string
+}
+
+// PathEditKind of a PathEdit.
+type PathEditKind uint8
+
+// The kinds. The zero value leaves the path alone.
+const (
+	PathKept PathEditKind = iota
+	PathFull
+	PathPrefixPart
+)
+
+// RedirectFilter answers with a redirection (Gateway API HTTPRequestRedirectFilter).
+type RedirectFilter struct {
+	Scheme string // "http", "https"; empty: the request's
+	Host   string // empty: the request's
+	Port   uint16 // 0: the scheme's own where Scheme is set, else the request's
+	Path   PathEdit
+	Status int // 301, 302, 303, 307 or 308
+}
+
+// RewriteFilter changes authority and path before the request is forwarded.
+type RewriteFilter struct {
+	Host string // empty: kept
+	Path PathEdit
+}
+
+// MirrorFilter sends a copy of a share of the requests to another backend, and
+// throws the answers away.
+type MirrorFilter struct {
+	Backend     BackendRef
+	Numerator   uint32
+	Denominator uint32 // never 0; all: 1 of 1
+}
+
+// CORSFilter answers preflights and marks answers (Gateway API HTTPCORSFilter; Fetch, "CORS protocol").
+type CORSFilter struct {
+	Origins     []string // "https://a.example", "https://*.example:8443" or "*"
+	Credentials bool
+	Methods     []string // or "*"
+	Headers     []string // or "*"
+	Expose      []string
+	MaxAge      time.Duration // whole seconds; 0: not said
+}
 
 // BackendRef is a weighted destination of a rule. Invalid (not empty): why its share is answered 500.
 type BackendRef struct {
@@ -211,6 +331,107 @@ type BackendRef struct {
 	Filters []Filter // run after the rule's own
 	Invalid string
 }
+
+// Scope of an HTTPFilter (contract 10.7).
+type Scope uint8
+
+// The scopes.
+const (
+	ScopeRoute   Scope = iota + 1 // on the rules that refer to it, and all rules of its Targets' routes
+	ScopeChain                    // on every request to its Targets, at the source
+	ScopeInbound                  // on every request to the pods of its Targets, at the destination
+)
+
+// HTTPFilter is a filter of our own API (contract 10.7). Exactly one of the
+// pointers and lists behind Targets is set, unless it is Invalid.
+type HTTPFilter struct {
+	Namespace string
+	Name      string
+	Scope     Scope
+	Targets   []ServiceName // of its own namespace
+	Invalid   string        // not empty: it cannot be honoured, and why; what it governs is refused
+
+	RBAC             *RBAC
+	ExtAuthz         *ExtAuthz
+	HeaderToMetadata []HeaderToMetadata
+	Mutation         *Mutation
+}
+
+// RBAC allows or denies by who calls and what is asked.
+type RBAC struct {
+	Audit    bool // counted only, never enforced
+	Deny     bool // a policy that holds denies; else one must hold to allow
+	Policies []Policy
+}
+
+// Policy holds when a principal and, if there are any, a permission does.
+type Policy struct {
+	Name        string
+	Principals  []Principal // one at least
+	Permissions []Permission
+}
+
+// Principal is a verified caller; exactly one field is set. On the source side
+// nobody is verified and none holds (contract 10.7).
+type Principal struct {
+	SPIFFEID  string // exact
+	Namespace string // of an identity spiffe://<any trust domain>/ns/<namespace>/sa/...
+}
+
+// Permission is something asked for; exactly one field is set.
+type Permission struct {
+	PathPrefix string // of the path without its query, byte by byte
+	Method     string
+}
+
+// ExtAuthz asks the authorization service (contract 10.7).
+type ExtAuthz struct {
+	Disabled          bool // switches the service-wide one off here
+	ContextExtensions map[string]string
+	NoBody            bool // the request's body is not sent along
+}
+
+// HeaderToMetadata makes a field's value select a subset (contract 10.7, 5.10).
+type HeaderToMetadata struct {
+	Header    string // lower case
+	Key       string
+	Namespace string // "envoy.lb", the default, selects; others are kept and mean nothing here
+}
+
+// Mutation changes fields and query parameters (header_mutation of contract 10.7).
+type Mutation struct {
+	Request, Query, Response []MutationOp
+}
+
+// MutationOp is one change.
+type MutationOp struct {
+	Kind        MutationKind
+	Name, Value string // a field's Name is lower case
+}
+
+// MutationKind of a MutationOp; the names are those of Envoy's append_action.
+type MutationKind uint8
+
+// The kinds.
+const (
+	AppendIfExistsOrAdd MutationKind = iota
+	AddIfAbsent
+	OverwriteIfExistsOrAdd
+	OverwriteIfExists
+	RemoveAll
+)
+
+// Semantics is how routes and names work together (design 9, routeSemantics).
+type Semantics uint8
+
+// The semantics. The zero value is the record's.
+const (
+	// Aether: Host names the service; what no rule matches reaches the service itself.
+	Aether Semantics = iota
+	// GatewayAPI: a dialled ClusterIP names the service; with a route attached,
+	// what no rule matches gets 404.
+	GatewayAPI
+)
 
 // Mesh is everything a snapshot is compiled from. Order of the slices means nothing.
 type Mesh struct {
@@ -223,6 +444,23 @@ type Mesh struct {
 	Endpoints   []Endpoint
 	Services    []Service
 	Routes      []Route
+	Filters     []HTTPFilter
+	Semantics   Semantics
+
+	// Catalog are names that exist in the mesh and whose rows are not on this node
+	// yet: a request for one waits for them (contract 4.6). A name that has rows or
+	// is not listed is judged at once.
+	Catalog []ServiceName
+	// Retained are services whose rows went and nothing yet says what became of them
+	// (contract 4.12): until then they answer 503 on the ports they had, unless
+	// rows or the generated Service say otherwise.
+	Retained []Retained
+}
+
+// Retained is a service kept against its removal, with the HTTP ports it had.
+type Retained struct {
+	Service ServiceName
+	Ports   []uint16
 }
 
 // Problem is an object that is not, or not wholly, in force, and why.

@@ -16,6 +16,8 @@ var (
 	healthNames = [...]string{"unspecified", "healthy", "unhealthy", "draining"}
 	sniffNames  = [...]string{"", "http10", "http1", "h2c", "tls", "opaque", "silent"}
 	dirNames    = [...]string{"invalid", "captured", "proxy", "inbound"}
+	routeNames  = [...]string{"route", "GRPCRoute", "HTTPRoute", "TLSRoute", "TCPRoute"}
+	meanNames   = [...]string{"Aether", "GatewayAPI"}
 )
 
 func nameOf(names []string, i uint8) string {
@@ -30,6 +32,12 @@ func (c Class) String() string { return nameOf(classNames[:], uint8(c)) }
 
 // String is "http1" or "h2c".
 func (a AppCodec) String() string { return nameOf(appNames[:], uint8(a)) }
+
+// String is the kind's name in the Gateway API.
+func (k RouteKind) String() string { return nameOf(routeNames[:], uint8(k)) }
+
+// String is "Aether" or "GatewayAPI".
+func (s Semantics) String() string { return nameOf(meanNames[:], uint8(s)) }
 
 // String is the health's name in lower case.
 func (h Health) String() string { return nameOf(healthNames[:], uint8(h)) }

@@ -24,6 +24,8 @@ const (
 	idleLimit = 5 * time.Minute // of a connection that says nothing to a port that must be HTTP
 	dialLimit = 2 * time.Second // of a passthrough connect (contract 4.7)
 	firstRead = 4 << 10
+
+	recordHandshake = 22 // ContentType of a TLS record that holds a ClientHello (RFC 8446 5.1)
 )
 
 // sniffer waits for a connection's first bytes and asks Decide again. While it
@@ -126,7 +128,7 @@ func (s *sniffer) read() {
 			return
 		case n == 0: // no more will come
 			s.last = true
-			if len(s.buf) == 0 && s.race == nil {
+			if len(s.buf) == 0 && s.race == nil && !s.v.HelloOnly { // who only listens is served by a raw port
 				s.drop(false)
 				return
 			}
@@ -139,6 +141,10 @@ func (s *sniffer) read() {
 			s.buf = room[:n]
 		} else {
 			s.buf = s.buf[:len(s.buf)+n]
+		}
+		if s.v.HelloOnly && s.buf[0] != recordHandshake {
+			s.settled(model.SniffOpaque, "")
+			return
 		}
 		if r := s.state.Detect(s.buf); !r.More {
 			if s.settle(r); s.done {
@@ -177,17 +183,33 @@ func (s *sniffer) serverSpoke() {
 	case len(s.buf) == 0:
 		s.settled(model.SniffSilent, "")
 	default:
-		// Both have spoken: the client's bytes win. What they are is clear, or
-		// they go on only once they have the server's (an h2c client that waits for SETTINGS).
-		if r := s.state.Detect(s.buf); !r.More {
-			s.last = true
-			s.settle(r)
+		// Both have spoken: the client's bytes win, if they say what they are. The
+		// beginning of a preface may go on only once it has the server's SETTINGS;
+		// any other beginning is none of HTTP, whose servers do not speak before
+		// they were asked.
+		r := s.state.Detect(s.buf)
+		switch {
+		case !r.More:
+		case len(s.buf) < len(sniff.Preface) && string(s.buf) == sniff.Preface[:len(s.buf)]:
+			return
+		case r.Proto == sniff.None:
+			r.Proto = sniff.Unknown
 		}
+		s.last = true
+		s.settle(r)
 	}
 }
 
 func (s *sniffer) settle(r sniff.Result) {
 	if s.done {
+		return
+	}
+	if s.v.HelloOnly && r.Proto != sniff.TLS {
+		kind := model.SniffOpaque
+		if r.Proto == sniff.None {
+			kind = model.SniffSilent
+		}
+		s.settled(kind, "")
 		return
 	}
 	switch r.Proto {
@@ -228,7 +250,7 @@ func (s *sniffer) settled(kind model.Sniff, host string) {
 	c.flow.Sniff, c.flow.Host = kind, host
 	v := s.v
 	if v.Action == decide.Sniff || kind != model.SniffHTTP11 && kind != model.SniffHTTP10 && kind != model.SniffH2C {
-		v = decide.Decide(s.snap, &c.flow, nil)
+		v = decide.Decide(s.snap, &c.flow, c.st.rnd.Uint32(), nil)
 	}
 	switch v.Action {
 	case decide.Serve:
@@ -478,7 +500,7 @@ func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, f
 // forward relays fd over the hop: a declared raw-TCP port.
 func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first []byte) {
 	rq := reqState{v: v, snap: snap}
-	e := c.st.pick(snap.Endpoints(v.Backend), c.pod, &rq)
+	e := c.st.pick(c.pod, &rq)
 	if e == nil {
 		_ = socket.Abort(fd)
 		c.record(v, snap, connEnd{ended: "proxy", cause: "no-endpoint"})

@@ -16,7 +16,9 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -125,7 +127,15 @@ type reqState struct {
 	cause    string // journal.Entry's
 	outcome  journal.Text
 	reqID    [36]byte
+
+	// What was asked, before a rule changed it.
+	host, path, origin []byte
+	// scratch is what a rule's changes are written to; it stays with the object.
+	scratch []byte
 }
+
+// keepScratch bounds the scratch that is kept from one request to the next.
+const keepScratch = 16 << 10
 
 // AcceptCaptured takes connections of a pod's capture listener.
 func (o *Outbound) AcceptCaptured(p *Pod) engine.Accept {
@@ -151,7 +161,7 @@ func (o *Outbound) accept(l *engine.Loop, fd int, p *Pod, dir model.Direction, d
 	c.info = engine.ConnInfo{Pod: p.Engine, Loop: l, Pool: &st.pool, User: c}
 	c.flow = model.Flow{Namespace: p.Namespace, Workload: p.Account, Container: p.Container, Dir: dir, Dst: model.OrigDst{AddrPort: dst}}
 	snap := o.cfg.Store.Load()
-	v := decide.Decide(snap, &c.flow, nil)
+	v := decide.Decide(snap, &c.flow, st.rnd.Uint32(), nil)
 	switch v.Action {
 	case decide.Sniff, decide.Serve:
 		c.sniff(snap, v, fd)
@@ -215,11 +225,22 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 		rq = &reqState{}
 		x.User = rq
 	}
-	*rq = reqState{}
+	if cap(rq.scratch) > keepScratch {
+		rq.scratch = nil
+	}
+	*rq = reqState{scratch: rq.scratch[:0]}
 	snap := o.cfg.Store.Load()
 	rq.snap = snap
 	rq.v = decide.Route(snap, &c.flow, &x.Req, c.st.rnd.Uint32(), nil)
 	h := &x.Req
+	rq.host, rq.path, rq.origin = h.Authority, h.Path, rq.v.Origin(h)
+	if rq.v.Pipe != nil && rq.v.Pipe.Authz != nil {
+		// Nobody is there to be asked, and unasked nothing goes on (contract 10.7).
+		rq.cause = causeAuthz
+		rq.v.Action = decide.Refuse // what becomes of it, for the record
+		o.reply(x, 403, "", textAuthz, 7)
+		return
+	}
 	switch rq.v.Action {
 	case decide.Forward:
 		clean(h)
@@ -227,18 +248,59 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 		if _, ok := h.Get("x-forwarded-proto"); !ok {
 			h.Add(hdrProto, h.Scheme)
 		}
-		rq.v.ApplyRequest(h)
-		o.send(x, c, rq, c.st.pick(snap.Endpoints(rq.v.Backend), c.pod, rq))
+		rq.scratch = rq.v.ApplyRequest(h, rq.scratch)
+		o.send(x, c, rq, c.st.pick(c.pod, rq))
 	case decide.Passthrough:
 		// Not the mesh's: it goes where it was dialled, in the client's own version.
 		c.passed = true
 		c.passH2 = c.flow.Sniff == model.SniffH2C
 		c.st.l.Send(x, c.pod.Engine, c.pod.Sockets, c.flow.Dst.AddrPort, c.passH2, &c.info)
-	case decide.Refuse, decide.Reply:
-		o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, 2)
+	case decide.Reply:
+		switch rq.v.Reason {
+		case decide.Redirect:
+			o.redirect(x, c, rq)
+		case decide.CORSPreflight:
+			var out httpmsg.Head
+			var fields [8]httpmsg.Field
+			out.Fields, out.Status = fields[:0], rq.v.Status
+			rq.v.AppendPreflight(&out, h)
+			x.Reply(&out, nil)
+		default:
+			o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, 2)
+		}
+	case decide.Refuse:
+		o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, grpcStatus(rq.v.Status))
+	case decide.Await:
+		// Rows are not asked for from here: what waits for them is answered as what has none.
+		o.fail(x, rq, "no-endpoint", strings.TrimSuffix(rq.v.Text, "\n"))
 	default:
 		o.reply(x, 500, "", "the proxy has no answer for this request (reason "+rq.v.Reason.String()+")\n", 13)
 	}
+}
+
+const (
+	causeAuthz = "ext-authz-unavailable"
+	textAuthz  = "ext-authz-unavailable: a filter asks the authorization service about this request, and this proxy cannot reach one; nothing passes unasked\n"
+)
+
+// grpcStatus is the grpc-status that a refusal with this status has: UNKNOWN, as
+// upstream's, but PERMISSION_DENIED for policy, which clients act upon.
+func grpcStatus(status int) int {
+	if status == 403 {
+		return 7
+	}
+	return 2
+}
+
+// redirect answers with a Location.
+func (o *Outbound) redirect(x *exchange.Exchange, c *conn, rq *reqState) {
+	var h httpmsg.Head
+	var fields [3]httpmsg.Field
+	h.Fields, h.Status = fields[:0], rq.v.Status
+	rq.scratch = rq.v.Location(rq.scratch, &c.flow, &x.Req)
+	h.Add(hdrLocation, rq.scratch)
+	h.Add(hdrContentType, textPlain)
+	x.Reply(&h, []byte(rq.v.Text))
 }
 
 var (
@@ -248,6 +310,7 @@ var (
 	hdrProto       = []byte("x-forwarded-proto")
 	hdrRequestID   = []byte("x-request-id")
 	hdrContentType = []byte("content-type")
+	hdrLocation    = []byte("location")
 	hdrGRPCStatus  = []byte("grpc-status")
 	hdrGRPCMessage = []byte("grpc-message")
 	textPlain      = []byte("text/plain; charset=utf-8")
@@ -316,14 +379,20 @@ func (rq *reqState) release() {
 	}
 }
 
-// pick chooses an endpoint, none of those already tried; nil: there is no other.
-func (st *loopState) pick(set *snapshot.EndpointSet, p *Pod, rq *reqState) *snapshot.Endpoint {
+// pick chooses an endpoint out of the verdict's, none of those already tried; nil: there is no other.
+func (st *loopState) pick(p *Pod, rq *reqState) *snapshot.Endpoint {
+	tried := rq.tried[:min(rq.attempt, len(rq.tried))]
+	if e := rq.v.Pinned; e != nil { // it or none (contract 5.10)
+		if slices.Contains(tried, e.Addr) {
+			return nil
+		}
+		return e
+	}
+	set := rq.v.Set
 	i := balance.Pick(set, func(i int) uint32 {
 		e := set.At(i)
-		for _, a := range rq.tried[:min(rq.attempt, len(rq.tried))] {
-			if a == e.Addr {
-				return balance.Excluded
-			}
+		if slices.Contains(tried, e.Addr) {
+			return balance.Excluded
 		}
 		if h := st.hops[hopKey{p, e.Addr, rq.v.Backend.Port, e.SPIFFEID}]; h != nil {
 			return h.load
@@ -398,7 +467,7 @@ func (o *Outbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
 		rq.outcome.Set(v)
 		h.Del("x-aether-outcome")
 	}
-	rq.v.ApplyResponse(h)
+	rq.v.ApplyResponse(h, rq.origin)
 }
 
 // Failed is exchange.Service.
@@ -416,7 +485,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	}
 	// Nothing of it was processed: another host may have it (contract 5.7).
 	if (code == exchange.Refused || code == exchange.Connect) && rq.attempt < len(rq.tried) && x.Replayable() {
-		e := c.st.pick(rq.snap.Endpoints(rq.v.Backend), c.pod, rq)
+		e := c.st.pick(c.pod, rq)
 		if e == nil && code == exchange.Refused {
 			e = rq.endpoint // it gave up one session, and may take another
 		}
@@ -453,9 +522,9 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.Request = true
 	e.Dir, e.Namespace, e.Workload = c.flow.Dir, c.flow.Namespace, c.flow.Workload
 	e.Dst, e.Sniff = c.flow.Dst.AddrPort, c.flow.Sniff
-	e.Host.Set(x.Req.Authority)
+	e.Host.Set(rq.host)
 	e.Method.Set(x.Req.Method)
-	e.Path.Set(x.Req.Path)
+	e.Path.Set(rq.path)
 	e.Action, e.Reason, e.Rule = v.Action.String(), v.Reason.String(), v.Rule
 	if v.Backend != nil {
 		e.Backend = v.Backend.Name
@@ -471,7 +540,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.Cause, e.Outcome = rq.cause, rq.outcome
 	e.Version = rq.snap.Version()
 	rq.snap = nil // a request that is over keeps no old world alive
-	rq.v.Backend, rq.endpoint = nil, nil
+	rq.v, rq.endpoint, rq.host, rq.path, rq.origin = decide.Verdict{}, nil, nil, nil, nil
 	o.cfg.Journal.Ended(e)
 }
 

@@ -30,8 +30,9 @@ func (e *Endpoint) Usable() bool {
 // Immutable; a set that did not change keeps its pointer over endpoint updates
 // where the maker can tell, so a caller may hold counters beside a set by its pointer.
 type EndpointSet struct {
-	all    []*Endpoint
-	levels []Level
+	all     []*Endpoint
+	levels  []Level
+	subsets *subsets // nil: no endpoint of the service has metadata that selects
 }
 
 // Level is one priority's usable endpoints.
@@ -51,18 +52,60 @@ var noEndpoints = &EndpointSet{}
 // Traffic goes to the lowest priority while enough of its endpoints are
 // usable; below 1/1.4 (about 71 %) the rest spills to the next, as Envoy's
 // overprovisioning factor does (contract 5.5).
+//
+// The keys that select are those of these endpoints; where the set is a part of
+// a service's, use NewServiceSet.
 func NewEndpointSet(all []*Endpoint) *EndpointSet {
+	var keys []string
+	for _, e := range all {
+		for k := range e.Metadata {
+			if RoutableKey(k) && !slices.Contains(keys, k) {
+				keys = append(keys, k)
+			}
+		}
+	}
+	slices.Sort(keys)
+	return NewServiceSet(all, keys)
+}
+
+// NewServiceSet is NewEndpointSet for a part of a service's endpoints; keys, which
+// is kept, are the metadata keys of all of them that select, ascending. Which of
+// them combine depends on all of them (contract 5.10).
+func NewServiceSet(all []*Endpoint, keys []string) *EndpointSet {
 	if len(all) == 0 {
 		return noEndpoints
 	}
 	slices.SortFunc(all, func(a, b *Endpoint) int { return a.Addr.Compare(b.Addr) })
+	s := newSet(all)
+	if len(keys) > 0 {
+		s.subsets = makeSubsets(all, keys)
+	}
+	return s
+}
+
+// newSet is NewEndpointSet of endpoints in order, without subsets.
+func newSet(all []*Endpoint) *EndpointSet {
 	s := &EndpointSet{all: all}
-	var total, usable [256]int // by priority
+	priorities := 1 // up to the farthest that is there
+	for _, e := range all {
+		priorities = max(priorities, int(e.Priority)+1)
+	}
+	var few [2][4]int // contract 5.5 has three, and three more with a waypoint
+	total, usable := few[0][:], few[1][:]
+	if priorities > len(total) {
+		total, usable = make([]int, priorities), make([]int, priorities)
+	}
+	levels := 0
 	for _, e := range all {
 		total[e.Priority]++
 		if e.Usable() {
-			usable[e.Priority]++
+			if usable[e.Priority]++; usable[e.Priority] == 1 {
+				levels++
+			}
 		}
+	}
+	if levels == 0 {
+		return s
 	}
 	health := func(p int) int { // of 1000; never 0 while one is usable
 		if usable[p] == 0 {
@@ -71,19 +114,20 @@ func NewEndpointSet(all []*Endpoint) *EndpointSet {
 		return max(1, min(1000, usable[p]*1400/total[p]))
 	}
 	whole := 0
-	for p := range total {
+	for p := range priorities {
 		whole += health(p)
 	}
 	whole = min(whole, 1000) // below 1000 the levels share what is there
 	given := 0
-	for p := range total {
+	s.levels = make([]Level, 0, levels)
+	for p := range priorities {
 		if usable[p] == 0 {
 			continue
 		}
 		// A level that the nearer ones leave nothing is kept without a share:
 		// a caller that has set those aside still finds it.
 		given += min(health(p), whole-given)
-		l := Level{Upto: uint32(uint64(given) * ShareOf / uint64(whole))}
+		l := Level{Upto: uint32(uint64(given) * ShareOf / uint64(whole)), Index: make([]int, 0, usable[p]), Weight: make([]uint64, 0, usable[p])}
 		var sum uint64
 		for i, e := range all {
 			if int(e.Priority) == p && e.Usable() {
@@ -95,6 +139,14 @@ func NewEndpointSet(all []*Endpoint) *EndpointSet {
 		s.levels = append(s.levels, l)
 	}
 	return s
+}
+
+// Keys are the metadata keys of the service that select, ascending. Read only.
+func (s *EndpointSet) Keys() []string {
+	if s.subsets == nil {
+		return nil
+	}
+	return s.subsets.keys
 }
 
 // Len is the number of endpoints, usable or not.
@@ -121,25 +173,87 @@ func (s *EndpointSet) Find(a netip.AddrPort) int {
 	return -1
 }
 
-// EndpointTable holds one set a backend, at the backend's ID. Immutable.
-type EndpointTable struct{ sets []*EndpointSet }
+// EndpointTable holds one set a backend, at the backend's ID. Immutable: a
+// changed table shares with the old one all chunks but those that hold a change,
+// so that a change costs the same whatever the size of the mesh.
+type EndpointTable struct {
+	chunks []*chunk // the last one may hold more than size
+	size   int
+}
 
-// NewEndpointTable makes a table; the slice is kept, and nil entries become empty sets.
+// chunkLen is a compromise: a change copies a chunk and the list of chunks. At
+// 30,000 backends those are 2 KiB and 1 KiB.
+const chunkLen = 256
+
+type chunk [chunkLen]*EndpointSet
+
+// SetAt is the set of one backend.
+type SetAt struct {
+	ID  int
+	Set *EndpointSet // nil: empty
+}
+
+// NewEndpointTable makes a table; nil entries become empty sets.
 func NewEndpointTable(sets []*EndpointSet) *EndpointTable {
-	for i := range sets {
-		if sets[i] == nil {
-			sets[i] = noEndpoints
-		}
+	at := make([]SetAt, len(sets))
+	for i, s := range sets {
+		at[i] = SetAt{i, s}
 	}
-	return &EndpointTable{sets}
+	return (*EndpointTable)(nil).Update(len(sets), at)
 }
 
 // With is t with another set for backend id; the other sets are shared.
 func (t *EndpointTable) With(id int, set *EndpointSet) *EndpointTable {
-	sets := slices.Clone(t.sets)
-	sets[id] = set
-	return &EndpointTable{sets}
+	return t.Update(t.size, []SetAt{{id, set}})
+}
+
+// Update is t, resized to size backends, with other sets at some IDs, each less
+// than size. What is new and not named is empty. A nil t is an empty table.
+func (t *EndpointTable) Update(size int, at []SetAt) *EndpointTable {
+	if t == nil {
+		t = &EndpointTable{}
+	}
+	n := &EndpointTable{chunks: make([]*chunk, (size+chunkLen-1)/chunkLen), size: size}
+	copy(n.chunks, t.chunks)
+	own := make([]bool, len(n.chunks))
+	edit := func(i int) *chunk {
+		if !own[i] {
+			own[i] = true
+			c := new(chunk)
+			if old := n.chunks[i]; old != nil {
+				*c = *old
+			} else {
+				for j := range c {
+					c[j] = noEndpoints
+				}
+			}
+			n.chunks[i] = c
+		}
+		return n.chunks[i]
+	}
+	for i := range n.chunks {
+		if n.chunks[i] == nil {
+			edit(i)
+		}
+	}
+	for id := size; id < t.size && id < len(n.chunks)*chunkLen; id++ {
+		edit(id / chunkLen)[id%chunkLen] = noEndpoints // else they came back when the table grew
+	}
+	for _, a := range at {
+		if a.ID >= size {
+			panic("snapshot: a set for a backend that the table has no room for")
+		}
+		set := a.Set
+		if set == nil {
+			set = noEndpoints
+		}
+		edit(a.ID / chunkLen)[a.ID%chunkLen] = set
+	}
+	return n
 }
 
 // Set is the set of backend id.
-func (t *EndpointTable) Set(id int) *EndpointSet { return t.sets[id] }
+func (t *EndpointTable) Set(id int) *EndpointSet { return t.chunks[id/chunkLen][id%chunkLen] }
+
+// Len is the number of backends that the table has sets for.
+func (t *EndpointTable) Len() int { return t.size }

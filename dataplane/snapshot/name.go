@@ -44,7 +44,7 @@ func Name[T string | []byte](s *Snapshot, authority T, caller string) (n Named) 
 		k++
 	}
 	if i < len(authority) {
-		p, ok := port(authority[i+1:])
+		p, ok := ParsePort(authority[i+1:])
 		if !ok {
 			return n
 		}
@@ -83,8 +83,8 @@ func Name[T string | []byte](s *Snapshot, authority T, caller string) (n Named) 
 		}
 		buf[k] = '.'
 		full := buf[:k+1+copy(buf[k+1:], caller)]
-		if svc := t.names[string(full)]; svc != nil && svc.Kubernetes {
-			n.Service = svc
+		if i, ok := t.names[string(full)]; ok && t.Services[i].Kubernetes {
+			n.Service = t.Services[i]
 		}
 		return n
 	}
@@ -101,10 +101,11 @@ func Name[T string | []byte](s *Snapshot, authority T, caller string) (n Named) 
 	}
 	tail := host[end:]
 	n.Below = string(tail) == t.suffix
-	svc := t.names[string(host[:end])]
-	if svc == nil {
+	at, ok := t.names[string(host[:end])]
+	if !ok {
 		return n
 	}
+	svc := t.Services[at]
 	if n.Below {
 		n.Service = svc
 		return n
@@ -118,8 +119,9 @@ func Name[T string | []byte](s *Snapshot, authority T, caller string) (n Named) 
 	return n
 }
 
-// port reads a decimal port of 1 to 65535 without leading zeros.
-func port[T string | []byte](b T) (uint16, bool) {
+// ParsePort reads a decimal port of 1 to 65535 without leading zeros, as it
+// stands in an authority.
+func ParsePort[T string | []byte](b T) (uint16, bool) {
 	if len(b) == 0 || len(b) > 5 || b[0] == '0' {
 		return 0, false
 	}

@@ -34,18 +34,24 @@ type Snapshot struct {
 // Tables is what a Snapshot is made of. New keeps it: whoever filled it lets go of it.
 type Tables struct {
 	Domain    string     // mesh domain, lower case: "aether.internal"
-	Services  []*Service // each name once
+	Services  []*Service // ascending by name, each once
 	Workloads []*Workload
-	Backends  []*Backend // Backends[i].ID == i
-	Addresses map[netip.Addr]*Service
-	Endpoints *EndpointTable // one set a backend
+	Backends  []*Backend              // Backends[i].ID == i
+	Addresses map[netip.Addr]*Service // ClusterIPs; each a service of Services
+	Endpoints *EndpointTable          // one set a backend
+	Semantics model.Semantics
+	// SubsetKeys are the metadata keys that any endpoint has and a selection header
+	// may name (contract 5.10), ascending.
+	SubsetKeys []string
 }
 
-// tables is Tables and the indexes over it.
+// tables is Tables and the indexes over it. The indexes hold places in Services,
+// not pointers, so that they are shared where only what stands there changes.
 type tables struct {
 	Tables
-	suffix      string // "." + Domain
-	names       map[string]*Service
+	suffix      string           // "." + Domain
+	names       map[string]int32 // "cart.shop"
+	addresses   map[netip.Addr]int32
 	shorts      map[string]struct{} // first labels of services that answer to a short name
 	byContainer map[string]*Workload
 	byService   map[model.ServiceName]*Workload
@@ -57,29 +63,30 @@ func New(t Tables) *Snapshot {
 	x := &tables{
 		Tables:      t,
 		suffix:      "." + t.Domain,
-		names:       make(map[string]*Service, len(t.Services)),
+		names:       make(map[string]int32, len(t.Services)),
+		addresses:   make(map[netip.Addr]int32, len(t.Addresses)),
 		shorts:      make(map[string]struct{}),
 		byContainer: make(map[string]*Workload, len(t.Workloads)),
 		byService:   make(map[model.ServiceName]*Workload, len(t.Workloads)),
 	}
-	for i, b := range t.Backends {
-		if b.ID != i {
-			panic("snapshot: backend " + b.Name + " stands at another place than its ID")
+	x.check()
+	for i, s := range t.Services {
+		if i > 0 && !t.Services[i-1].Name.Less(s.Name) {
+			panic("snapshot: service " + s.Name.String() + " twice, or out of order")
 		}
-	}
-	if t.Endpoints == nil || len(t.Endpoints.sets) != len(t.Backends) {
-		panic("snapshot: the endpoint table has not one set a backend")
-	}
-	for _, s := range t.Services {
-		key := s.Name.Name + "." + s.Name.Namespace
-		if x.names[key] != nil {
-			panic("snapshot: service " + s.Name.String() + " twice")
-		}
-		x.names[key] = s
+		x.names[s.Name.Name+"."+s.Name.Namespace] = int32(i)
 		if s.Kubernetes {
 			x.shorts[s.Name.Name] = struct{}{}
 		}
 	}
+	for a, s := range t.Addresses {
+		i, ok := x.find(s.Name)
+		if !ok || t.Services[i] != s {
+			panic("snapshot: an address of service " + s.Name.String() + ", which is none of the snapshot's")
+		}
+		x.addresses[a] = int32(i)
+	}
+	x.Addresses = nil // everything is in addresses
 	slices.SortFunc(x.Workloads, func(a, b *Workload) int { return cmp.Compare(a.ContainerID, b.ContainerID) })
 	for _, w := range x.Workloads {
 		x.byContainer[w.ContainerID] = w
@@ -88,6 +95,50 @@ func New(t Tables) *Snapshot {
 		}
 	}
 	return &Snapshot{t: x, endpoints: t.Endpoints}
+}
+
+// check panics where backends and endpoint sets are not what Tables promises.
+func (x *tables) check() {
+	for i, b := range x.Backends {
+		if b.ID != i {
+			panic("snapshot: backend " + b.Name + " stands at another place than its ID")
+		}
+	}
+	if x.Endpoints == nil || x.Endpoints.Len() != len(x.Backends) {
+		panic("snapshot: the endpoint table has not one set a backend")
+	}
+}
+
+// find is the place of a service among Services.
+func (x *tables) find(n model.ServiceName) (int, bool) {
+	return slices.BinarySearchFunc(x.Services, n, func(s *Service, n model.ServiceName) int {
+		switch {
+		case s.Name.Less(n):
+			return -1
+		case n.Less(s.Name):
+			return 1
+		}
+		return 0
+	})
+}
+
+// WithServices is s with others in the place of services of the same names,
+// which answer to the same names and addresses; with other backends, and their
+// endpoints. It shares everything else, the indexes too, and panics as New does.
+func (s *Snapshot) WithServices(changed []*Service, backends []*Backend, t *EndpointTable) *Snapshot {
+	x := *s.t
+	x.Services, x.Backends, x.Endpoints = slices.Clone(x.Services), backends, t
+	x.check()
+	for _, c := range changed {
+		i, ok := x.find(c.Name)
+		if !ok || x.Services[i].Kubernetes != c.Kubernetes {
+			panic("snapshot: service " + c.Name.String() + " does not take the place of another")
+		}
+		x.Services[i] = c
+	}
+	n := *s
+	n.t, n.endpoints = &x, t
+	return &n
 }
 
 // Version is the number given by WithVersion: it orders the snapshots of one
@@ -114,7 +165,7 @@ func (s *Snapshot) WithDraining(on bool) *Snapshot { n := *s; n.draining = on; r
 // table must have one set a backend of s: take it from compile.Endpoints or
 // from EndpointTable.With.
 func (s *Snapshot) WithEndpoints(t *EndpointTable) *Snapshot {
-	if len(t.sets) != len(s.t.Backends) {
+	if t.Len() != len(s.t.Backends) {
 		panic("snapshot: endpoint table of another snapshot")
 	}
 	n := *s
@@ -128,10 +179,10 @@ func (s *Snapshot) EndpointTable() *EndpointTable { return s.endpoints }
 // Endpoints are b's pods; never nil for a backend of this snapshot or of one
 // it shares its tables with, and an empty set for any other.
 func (s *Snapshot) Endpoints(b *Backend) *EndpointSet {
-	if s == nil || b == nil || b.ID >= len(s.t.Backends) || s.t.Backends[b.ID] != b {
+	if s == nil || b == nil || uint(b.ID) >= uint(len(s.t.Backends)) || s.t.Backends[b.ID] != b {
 		return noEndpoints
 	}
-	return s.endpoints.sets[b.ID]
+	return s.endpoints.Set(b.ID)
 }
 
 // Domain is the mesh domain, lower case.
@@ -142,30 +193,43 @@ func (s *Snapshot) Domain() string {
 	return s.t.Domain
 }
 
+// Semantics is how routes and names work together.
+func (s *Snapshot) Semantics() model.Semantics {
+	if s == nil {
+		return model.Aether
+	}
+	return s.t.Semantics
+}
+
+// SubsetKeys are the metadata keys that a selection header may name, ascending. Read only.
+func (s *Snapshot) SubsetKeys() []string {
+	if s == nil {
+		return nil
+	}
+	return s.t.SubsetKeys
+}
+
 // Address is the Service that owns the ClusterIP a; nil: none that the mesh
 // knows. A v4-mapped address is read as IPv4.
 func (s *Snapshot) Address(a netip.Addr) *Service {
 	if s == nil {
 		return nil
 	}
-	return s.t.Addresses[a.Unmap()]
+	if i, ok := s.t.addresses[a.Unmap()]; ok {
+		return s.t.Services[i]
+	}
+	return nil
 }
 
 // Service is the mesh service of that name, or nil.
 func (s *Snapshot) Service(n model.ServiceName) *Service {
-	i, ok := slices.BinarySearchFunc(s.Services(), n, func(x *Service, n model.ServiceName) int {
-		switch {
-		case x.Name.Less(n):
-			return -1
-		case n.Less(x.Name):
-			return 1
-		}
-		return 0
-	})
-	if !ok {
+	if s == nil {
 		return nil
 	}
-	return s.t.Services[i]
+	if i, ok := s.t.find(n); ok {
+		return s.t.Services[i]
+	}
+	return nil
 }
 
 // Services are all mesh services, ascending by name. Read only.
@@ -176,7 +240,8 @@ func (s *Snapshot) Services() []*Service {
 	return s.t.Services
 }
 
-// Backends are all destinations; a backend stands at its ID. Read only.
+// Backends are all destinations; a backend stands at its ID. One that nothing
+// leads to any more may stand among them for a while, without endpoints. Read only.
 func (s *Snapshot) Backends() []*Backend {
 	if s == nil {
 		return nil

@@ -2,11 +2,13 @@
 // network namespaces, real capture, the mTLS hop, and clients and applications
 // that know of none of it.
 //
-//   - One mesh serves all tests but those that stop proxies; a test owns the
-//     paths, ports and documents that it makes.
+//   - One mesh serves all tests but those that stop proxies or change what holds for a
+//     whole mesh; a test owns the paths, ports and documents that it makes.
 //   - Clients and servers are the standard library's and grpc-go's, or bytes written
 //     by hand: never the product's own codecs.
 //   - What is waited for is a condition. Tests that promise a time run alone.
+//   - TestCase<n> is case n of the catalogue of public bug reports; the legs are those of
+//     contract 4.14.
 package netns
 
 import (
@@ -34,8 +36,9 @@ import (
 
 // world is the mesh that the tests share.
 //
-//	node1: web, web2 (captured), job (not captured), shy (captured, with exclusions)
-//	node2: app, the six mp-* of contract 4.14, out (no pod of the mesh)
+//	node1: web, web2 (captured), ops (captured, of another namespace), job (not captured),
+//	       shy (captured, with exclusions)
+//	node2: app, the six mp-* of contract 4.14, front, blue and green (routes), out (no pod of the mesh; whoever has a Service's address)
 type world struct {
 	*mesh.Mesh
 	binary string
@@ -61,7 +64,7 @@ const (
 	portNobody = 8089 // declared, and nobody listens
 	portEcho   = 9000
 	portBanner = 9001
-	portQueue  = 9002 // to 9005: connections are a test's (tcpQueue)
+	portQueue  = 9002 // to 9006: connections are a test's (tcpQueue)
 )
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -125,23 +128,27 @@ func (w *world) up(ctx context.Context) (err error) {
 	if w.out, err = w.Rig.AddPod(ctx, 1, "out"); err != nil {
 		return err
 	}
+	if err := w.ownVIPs(ctx); err != nil {
+		return err
+	}
 	for _, p := range append([]mesh.Pod{
 		{Name: "web"},
 		{Name: "web2"},
+		{Name: "ops", Namespace: "ops"},
 		{Name: "job", Annotations: map[string]string{"capture.aether.io/redirect-all": "false"}},
 		{Name: "shy", Annotations: map[string]string{
 			"capture.aether.io/exclude-outbound-ports":     "7101",
 			"capture.aether.io/exclude-outbound-ip-ranges": w.Rig.Nodes[1].IP4.String() + "/32",
 		}},
-		{Name: "app", Node: 1, Ports: "8080,8081=h2,8082=h2,8083,8089,9000=tcp,9001=tcp,9002=tcp,9003=tcp,9004=tcp,9005=tcp"},
-	}, legPods()...) {
+		{Name: "app", Node: 1, Ports: "8080,8081=h2,8082=h2,8083,8089,9000=tcp,9001=tcp,9002=tcp,9003=tcp,9004=tcp,9005=tcp,9006=tcp"},
+	}, append(legPods(), colourPods()...)...) {
 		if _, err := w.AddPod(ctx, p); err != nil {
 			return err
 		}
 	}
 	err = w.Service(rig.ServiceManifest{
 		Name: "app", ClusterIPs: w.ClusterIPs(appVIP),
-		Ports: []uint16{portH1, portH2, portGRPC, portRaw, portNobody, portEcho, portBanner, portQueue, portQueue + 1, portQueue + 2, portQueue + 3},
+		Ports: []uint16{portH1, portH2, portGRPC, portRaw, portNobody, portEcho, portBanner, portQueue, portQueue + 1, portQueue + 2, portQueue + 3, portQueue + 4},
 	})
 	if err != nil {
 		return err
@@ -154,7 +161,8 @@ func (w *world) up(ctx context.Context) (err error) {
 		w.ServeTCP(ctx, app, local(portEcho), echo),
 		w.ServeTCP(ctx, app, local(portBanner), func(c *net.TCPConn) { io.WriteString(c, "banner\n"); echo(c) }),
 		serveGRPC(ctx, app),
-		legApps(ctx))
+		legApps(ctx),
+		colourApps(ctx))
 	for i := range queues {
 		err = errors.Join(err, w.ServeTCP(ctx, app, local(portQueue+i), queues[i].serve))
 	}
@@ -162,6 +170,33 @@ func (w *world) up(ctx context.Context) (err error) {
 		return err
 	}
 	return w.Start(ctx)
+}
+
+// ownVIPs makes pod out the owner of the Services' addresses, where nothing listens unless a test does: what a proxy
+// passes through to one is refused at once, or is seen.
+func (w *world) ownVIPs(ctx context.Context) error {
+	far := w.Rig.Nodes[1]
+	for _, v := range []struct {
+		family, net, node, pod string
+	}{
+		{"-4", "10.96.0.0/24", far.IP4.String(), w.out.IP4.String()},
+		{"-6", "fd00:96::/64", far.IP6.String(), w.out.IP6.String()},
+	} {
+		for _, c := range []struct {
+			in   *rig.Space
+			args []string
+		}{
+			{&w.Rig.Nodes[0].Space, []string{"add", v.net, "via", v.node}},
+			{&far.Space, []string{"add", v.net, "via", v.pod}},
+			{&w.out.Space, []string{"add", "local", v.net, "dev", "lo"}},
+		} {
+			args := append([]string{"ip", v.family, "route"}, c.args...)
+			if out, err := c.in.Command(ctx, args...).CombinedOutput(); err != nil {
+				return fmt.Errorf("%s in %s: %w: %s", strings.Join(args, " "), c.in.NSName(), err, out)
+			}
+		}
+	}
+	return nil
 }
 
 // clean: nothing went wrong in the proxies that no test saw.
@@ -301,7 +336,7 @@ type queued struct {
 	done chan struct{}
 }
 
-var queues = func() (q [4]tcpQueue) {
+var queues = func() (q [5]tcpQueue) {
 	for i := range q {
 		q[i].c = make(chan *queued)
 	}

@@ -1,5 +1,5 @@
 // Package peer tests the proxy against programs that others wrote: Envoy as the
-// other end of the hop, curl, nghttp, h2load and grpc-go as clients, grpc-go and
+// other end of the hop and in our place, curl, nghttp, h2load and grpc-go as clients, grpc-go and
 // nginx as applications.
 //
 //   - Everything runs in network namespaces of e2e/rig, with captured traffic and real mTLS.

@@ -37,6 +37,7 @@ var places = []place{
 
 	{"dataplane/decide", 3, "decides on a snapshot, purely"},
 	{"dataplane/decide/reference", 3, "the slow and obvious decide, to test against"},
+	{"dataplane/authz", 3, "words a question to an authorization service, purely"},
 	{"dataplane/balance", 3, "picks endpoints, purely"},
 	{"dataplane/exchange", 3, "one request as a state machine"},
 	{"controlplane/compile", 3, "makes a snapshot of a model, purely"},
@@ -92,6 +93,7 @@ var places = []place{
 	{"e2e/counts", beside, "what tests say of how much they looked at"},
 	{"e2e/mutants", beside, "breaks the decision core on purpose"},
 	{"e2e/netns", beside, "tests on the rig"},
+	{"e2e/h2spec", beside, "the HTTP/2 conformance suite"},
 	{"e2e/peer", beside, "tests against other proxies"},
 	{"e2e/cluster", beside, "tests in a real cluster"},
 	{"sniff/replay", beside, "captures through sniff; keeps gopacket out of the proxy"},
@@ -132,6 +134,7 @@ var only = []struct {
 	{"github.com/mdlayher/netlink", []string{"tproxy", "cni"}, "the kernel's network is touched in one place"},
 	{"github.com/google/nftables", []string{"tproxy", "cni"}, "the kernel's network is touched in one place"},
 	{"github.com/prometheus", []string{"dataplane/telemetry"}, "everything else counts through a typed interface"},
+	{"github.com/envoyproxy/go-control-plane", nil, "it makes a binary several times as big: an oracle for tests, dataplane/authz writes Envoy's message itself"},
 	{"github.com/gopacket", []string{"sniff/replay"}, "captures are for tests and tools, not for the proxy"},
 	{"golang.org/x/net/http2/hpack", []string{"dataplane/hpack", "dataplane/http2"}, "an HPACK codec is a codec"},
 	{"golang.org/x/net/http2", nil, "deprecated for net/http: an oracle for tests, never a codec"},

@@ -14,9 +14,10 @@ func Links() string {
 
 const linkNFLOG = 239 // unknown to gopacket
 
-// segment is a TCP segment. payload is what the file holds of it and aliases
-// the frame; wire is how long it was.
+// segment is a TCP segment, or a UDP datagram (udp; seq, ack and flags are then 0).
+// payload is what the file holds of it and aliases the frame; wire is how long it was.
 type segment struct {
+	udp      bool
 	src, dst netip.AddrPort
 	seq, ack uint32
 	flags    uint8
@@ -31,8 +32,8 @@ const (
 	hasACK = 0x10
 )
 
-// decode finds the TCP segment in a frame: nil when there is none that could be
-// read. known says whether the link type is.
+// decode finds the TCP segment or UDP datagram in a frame: nil when there is none that
+// could be read. known says whether the link type is.
 func decode(link layers.LinkType, b []byte) (seg *segment, known bool) {
 	switch link {
 	case layers.LinkTypeEthernet:
@@ -142,19 +143,30 @@ func nflog(b []byte) *segment {
 	return nil
 }
 
+const (
+	protoTCP = 6
+	protoUDP = 17
+)
+
 // ip reads an IPv4 (RFC 791) or IPv6 (RFC 8200) packet. Fragments hold no
 // readable segment and are passed over.
 func ip(b []byte) *segment {
 	switch {
 	case len(b) >= 20 && b[0]>>4 == 4:
 		head, total := int(b[0]&15)*4, be16(b[2:])
-		if head < 20 || head > len(b) || b[9] != 6 || be16(b[6:])&0x3fff != 0 {
+		if head < 20 || head > len(b) || be16(b[6:])&0x3fff != 0 {
 			return nil
 		}
 		if total == 0 { // segmentation offload: the length was to be filled in by the card
 			total = len(b)
 		}
-		return tcp(netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20])), b[head:], total-head)
+		src, dst := netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))
+		switch b[9] {
+		case protoTCP:
+			return tcp(src, dst, b[head:], total-head)
+		case protoUDP:
+			return udp(src, dst, b[head:], total-head)
+		}
 	case len(b) >= 40 && b[0]>>4 == 6:
 		src, dst := netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
 		kind, wire := b[6], be16(b[4:])
@@ -164,8 +176,10 @@ func ip(b []byte) *segment {
 		}
 		for range 16 { // extension headers
 			switch kind {
-			case 6:
+			case protoTCP:
 				return tcp(src, dst, b, wire)
+			case protoUDP:
+				return udp(src, dst, b, wire)
 			case 0, 43, 60: // hop-by-hop, routing, destination options
 				if len(b) < 8 {
 					return nil
@@ -206,4 +220,23 @@ func tcp(src, dst netip.Addr, b []byte, wire int) *segment {
 		s.payload = b[head:]
 	}
 	return s
+}
+
+// udp reads a datagram (RFC 768) of wire bytes, of which b is captured.
+func udp(src, dst netip.Addr, b []byte, wire int) *segment {
+	const head = 8
+	if wire < head || len(b) < head {
+		return nil
+	}
+	if n := be16(b[4:]); n >= head && n < wire { // 0: a jumbogram (RFC 2675), or offload
+		wire = n
+	}
+	b = b[:min(len(b), wire)]
+	return &segment{
+		udp:     true,
+		src:     netip.AddrPortFrom(src.Unmap(), uint16(be16(b))),
+		dst:     netip.AddrPortFrom(dst.Unmap(), uint16(be16(b[2:]))),
+		payload: b[head:],
+		wire:    wire - head,
+	}
 }

@@ -1,12 +1,13 @@
 package replay
 
 import (
-	"bufio"
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,21 +15,16 @@ import (
 	"aether/sniff"
 )
 
-// label is a row of labels.tsv: what tshark and other projects' own expectations say.
+// label is a row of labels.tsv or labels-quic.tsv: what tshark and other projects' own
+// expectations say.
 type label struct {
-	file, client, server, class, sni, alpn, first string
-	frame                                         int
-	flags                                         []string
+	transport                                              Transport
+	file, client, server, class, sni, alpn, first, version string
+	frame                                                  int
+	flags                                                  []string
 }
 
-func (l *label) has(flag string) bool {
-	for _, f := range l.flags {
-		if f == flag {
-			return true
-		}
-	}
-	return false
-}
+func (l *label) has(flag string) bool { return slices.Contains(l.flags, flag) }
 
 func (l *label) looks() string {
 	for _, f := range l.flags {
@@ -39,39 +35,42 @@ func (l *label) looks() string {
 	return ""
 }
 
+// readLabels reads both tables of dir, by file.
 func readLabels(t *testing.T, dir string) map[string][]label {
 	t.Helper()
-	f, err := os.Open(filepath.Join(dir, "labels.tsv"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
 	rows := map[string][]label{}
-	sc := bufio.NewScanner(f)
-	for n := 1; sc.Scan(); n++ {
-		c := strings.Split(sc.Text(), "\t")
-		if n == 1 {
-			continue
-		}
-		if len(c) != 13 {
-			t.Fatalf("labels.tsv:%d: %d columns", n, len(c))
-		}
-		frame, err := strconv.Atoi(c[10])
+	for _, table := range []struct {
+		name      string
+		columns   int
+		transport Transport
+	}{{"labels.tsv", 13, TCP}, {"labels-quic.tsv", 14, UDP}} {
+		b, err := os.ReadFile(filepath.Join(dir, table.name))
 		if err != nil {
-			t.Fatalf("labels.tsv:%d: %v", n, err)
+			t.Fatal(err)
 		}
-		addr := func(ip, port string) string {
-			return netip.AddrPortFrom(netip.MustParseAddr(ip), uint16(must(strconv.Atoi(port)))).String()
+		for n, line := range strings.Split(strings.TrimSuffix(string(b), "\n"), "\n") {
+			c := strings.Split(line, "\t")
+			if len(c) != table.columns {
+				t.Fatalf("%s:%d: %d columns", table.name, n+1, len(c))
+			}
+			if n == 0 {
+				continue
+			}
+			l := label{
+				transport: table.transport, file: c[0], client: address(c[1], c[2]), server: address(c[3], c[4]), class: c[5],
+				sni: c[6], alpn: c[7], first: c[8], frame: must(strconv.Atoi(c[10])), flags: strings.Split(c[12], ","), version: "-",
+			}
+			if table.transport == UDP {
+				l.version = c[13]
+			}
+			rows[l.file] = append(rows[l.file], l)
 		}
-		rows[c[0]] = append(rows[c[0]], label{
-			file: c[0], client: addr(c[1], c[2]), server: addr(c[3], c[4]), class: c[5],
-			sni: c[6], alpn: c[7], first: c[8], frame: frame, flags: strings.Split(c[12], ","),
-		})
-	}
-	if err := sc.Err(); err != nil {
-		t.Fatal(err)
 	}
 	return rows
+}
+
+func address(ip, port string) string {
+	return netip.AddrPortFrom(netip.MustParseAddr(ip), uint16(must(strconv.Atoi(port)))).String()
 }
 
 func must[T any](v T, err error) T {
@@ -91,7 +90,9 @@ var excused = map[string]string{
 func TestLabels(t *testing.T) {
 	dir := cmp.Or(os.Getenv("AETHER_PCAP_DIR"), "testdata")
 	labels := readLabels(t, dir)
-	var files, rows, right, leftOut int
+	type count struct{ rows, right, excused int }
+	counts := map[string]*count{}
+	files := 0
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.Contains(d.Name(), ".pcap") {
 			return err
@@ -100,14 +101,23 @@ func TestLabels(t *testing.T) {
 		files++
 		t.Run(name, func(t *testing.T) {
 			flows := flowsOf(t, path)
+			udp := false // UDP is labelled in the files that are there for it
 			for _, l := range labels[name] {
-				rows++
+				udp = udp || l.transport == UDP
+				n := counts[l.transport.String()+" "+l.class]
+				if n == nil {
+					n = &count{}
+					counts[l.transport.String()+" "+l.class] = n
+				}
+				n.rows++
 				at := fmt.Sprintf("%s:%d", name, l.frame)
-				f, ok := flows[key(l.frame, l.client, l.server)]
+				id := labelKey(l.transport, l.frame, l.client, l.server)
+				f, ok := flows[id]
 				if why := excused[at]; why != "" {
-					leftOut++
+					n.excused++
+					t.Logf("%s is excused: %s", at, why)
 					if ok && said(&l, f) == l.said() {
-						t.Errorf("%s is excused (%s) and agrees: take it off the list", at, why)
+						t.Errorf("%s is excused and agrees: take it off the list", at)
 					}
 					continue
 				}
@@ -115,15 +125,15 @@ func TestLabels(t *testing.T) {
 					t.Errorf("%s: no flow %s > %s", at, l.client, l.server)
 					continue
 				}
-				delete(flows, key(l.frame, l.client, l.server))
+				delete(flows, id)
 				if got, want := said(&l, f), l.said(); got != want {
 					t.Errorf("%s: %s > %s (%s)\n got  %s\n want %s", at, l.client, l.server, strings.Join(l.flags, ","), got, want)
 					continue
 				}
-				right++
+				n.right++
 			}
 			for _, f := range flows {
-				if f.ClientBytes+f.ServerBytes > 0 {
+				if f.ClientBytes+f.ServerBytes > 0 && (f.Transport == TCP || udp) {
 					t.Errorf("%s:%d: a flow with no label: %+v", name, f.Frame, f)
 				}
 			}
@@ -137,14 +147,20 @@ func TestLabels(t *testing.T) {
 	for name := range labels {
 		t.Errorf("%s is labelled and is not there", name)
 	}
-	if files == 0 || rows == 0 {
-		t.Errorf("%d files, %d rows in %s", files, rows, dir)
+	var all count
+	for _, class := range slices.Sorted(maps.Keys(counts)) {
+		n := counts[class]
+		t.Logf("%-15s %3d rows, %3d as labelled, %d excused", class, n.rows, n.right, n.excused)
+		all = count{all.rows + n.rows, all.right + n.right, all.excused + n.excused}
 	}
-	t.Logf("%s: %d files, %d connections, %d as labelled, %d excused", dir, files, rows, right, leftOut)
+	t.Logf("%s: %d files, %d flows, %d as labelled, %d excused", dir, files, all.rows, all.right, all.excused)
+	if files == 0 || all.rows == 0 {
+		t.Errorf("no captures in %s", dir)
+	}
 }
 
-func key(frame int, client, server string) string {
-	return fmt.Sprintf("%d %s %s", frame, client, server)
+func labelKey(tr Transport, frame int, client, server string) string {
+	return fmt.Sprintf("%s %d %s %s", tr, frame, client, server)
 }
 
 func flowsOf(t *testing.T, path string) map[string]Flow {
@@ -160,7 +176,7 @@ func flowsOf(t *testing.T, path string) map[string]Flow {
 			t.Errorf("%s: %v", path, err)
 			continue
 		}
-		flows[key(fl.Frame, fl.Client.String(), fl.Server.String())] = fl
+		flows[labelKey(fl.Transport, fl.Frame, fl.Client.String(), fl.Server.String())] = fl
 	}
 	return flows
 }
@@ -183,8 +199,12 @@ func said(l *label, f Flow) string {
 			class = "midstream/incomplete"
 		}
 	}
+	version := "-"
+	if f.Version != 0 {
+		version = fmt.Sprintf("%#08x", f.Version)
+	}
 	alpn := cmp.Or(strings.Join(f.ALPN, ","), "-")
-	return fmt.Sprintf("%s sni=%s alpn=%s first=%s", class, cmp.Or(f.SNI, "-"), alpn, f.First)
+	return fmt.Sprintf("%s sni=%s alpn=%s first=%s version=%s", class, cmp.Or(f.SNI, "-"), alpn, f.First, version)
 }
 
 func (l *label) said() string {
@@ -200,5 +220,5 @@ func (l *label) said() string {
 	case l.has("client-silent"):
 		class = "none"
 	}
-	return fmt.Sprintf("%s sni=%s alpn=%s first=%s", class, l.sni, l.alpn, l.first)
+	return fmt.Sprintf("%s sni=%s alpn=%s first=%s version=%s", class, l.sni, l.alpn, l.first, l.version)
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
@@ -305,6 +306,7 @@ func TestContainersAndLinks(t *testing.T) {
 
 func TestBadFiles(t *testing.T) {
 	good := pcap(t, layers.LinkTypeRaw, append(shake(), up(hasACK, 0, 0, get))...)
+	ng := pcapng(t, layers.LinkTypeRaw, append(shake(), up(hasACK, 0, 0, get))...)
 	for _, tt := range []struct {
 		name, want string
 		in         []byte
@@ -315,10 +317,12 @@ func TestBadFiles(t *testing.T) {
 		{"not gzip", "gzip: ", []byte{0x1f, 0x8b, 0, 0, 0, 0, 0, 0, 0, 0}, 0},
 		{"head cut", "pcap: ", good[:10], 0},
 		{"pcapng head cut", "pcapng: ", pcapng(t, layers.LinkTypeRaw)[:20], 0},
-		{"frame cut", "frame 4: the file ends in the middle of this frame", good[:len(good)-5], 1},
+		{"frame cut", "frame 4, at byte 192: the file ends in the middle of this frame", good[:len(good)-5], 1},
 		{"gzip cut", "frame ", zipped(good)[:len(zipped(good))-20], 1},
-		{"link type", "frame 1: link type 147 is not supported; supported are Ethernet", pcap(t, 147, []byte("x")), 0},
-		{"frame too long", "frame 1: ", append(pcap(t, layers.LinkTypeRaw), 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff, 0x7f), 0},
+		{"link type", "frame 1, at byte 24: link type 147 is not supported; supported are Ethernet", pcap(t, 147, []byte("x")), 0},
+		{"pcapng frame cut", "frame 4, at byte ", ng[:len(ng)-5], 1},
+		{"both wrong", "in the middle", pcap(t, 147, []byte("xyz"))[:41], 0},
+		{"frame too long", "frame 1, at byte 24: ", append(pcap(t, layers.LinkTypeRaw), 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff, 0x7f), 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			flows, err := read(t, tt.in)
@@ -329,22 +333,21 @@ func TestBadFiles(t *testing.T) {
 	}
 }
 
-// TestBounds: many connections, and many holes, cost no more than the bounds.
+// TestBounds: many flows, and many holes, cost no more than the bounds.
 func TestBounds(t *testing.T) {
-	tab := newTable()
+	tab := newTable(false)
 	tab.max = 10
-	evicted := 0
+	givenUp := 0
 	for i := range 100 {
 		src := netip.AddrPortFrom(web.Addr(), uint16(1000+i/2))
-		if old := tab.add(i, &segment{src: src, dst: cart, seq: uint32(i), flags: syn}); old != nil {
-			evicted++
-		}
-		if n := tab.idle.Len() + len(tab.old); n > 10 || len(tab.open) != tab.idle.Len() {
+		tab.add(i+1, time.Time{}, &segment{src: src, dst: cart, seq: uint32(i), flags: syn})
+		givenUp += len(tab.ready())
+		if n := tab.len(); n > 10 || len(tab.open) > n {
 			t.Fatalf("%d connections kept, %d found by address", n, len(tab.open))
 		}
 	}
-	if left := len(tab.rest()); evicted != 90 || left != 10 {
-		t.Errorf("%d evicted, %d left", evicted, left)
+	if left := len(tab.rest()); givenUp != 90 || left != 10 || tab.held != 0 || len(tab.open) != 0 {
+		t.Errorf("%d given up, %d left, %d bytes held, %d found by address", givenUp, left, tab.held, len(tab.open))
 	}
 
 	frames := shake()
@@ -356,17 +359,94 @@ func TestBounds(t *testing.T) {
 	if len(cl.wire) > maxSpans || len(cl.seen) > maxSpans || len(cl.buf) > sniff.MaxPeek {
 		t.Errorf("%d and %d spans, %d bytes", len(cl.wire), len(cl.seen), len(cl.buf))
 	}
+
+	// Bytes that wait for what is missing are held up to the bound, and no flow is lost for it.
+	tab, givenUp = newTable(false), 0
+	tab.maxHeld = 1 << 20
+	for i := range 500 {
+		src := netip.AddrPortFrom(web.Addr(), uint16(1000+i))
+		tab.add(i+1, time.Time{}, &segment{src: src, dst: cart, flags: syn})
+		b := bytes.Repeat([]byte("GET"), 4000)
+		tab.add(i+1, time.Time{}, &segment{src: src, dst: cart, seq: 2, flags: hasACK, payload: b, wire: len(b)})
+		givenUp += len(tab.ready())
+		if tab.held > tab.maxHeld {
+			t.Fatalf("%d bytes held", tab.held)
+		}
+	}
+	if n := givenUp + len(tab.rest()); n != 500 {
+		t.Errorf("%d flows, want 500", n)
+	}
+}
+
+// TestHostileFiles: what a file only claims costs no memory.
+func TestHostileFiles(t *testing.T) {
+	le := binary.LittleEndian.AppendUint32
+	huge := le(le(le(le(pcap(t, layers.LinkTypeRaw)[:16], 0xffffffff), 101), 0), 0) // its snap length; then a record
+	huge = append(le(le(huge, 0x7fffffff), 0x7fffffff), make([]byte, 20<<20)...)
+	many := pcapng(t, layers.LinkTypeRaw)
+	block := le(le(le(le(le(nil, 1), 20), 101), 65535), 20) // an interface description block
+	for range maxKept + 1 {
+		many = append(many, block...)
+	}
+	many = le(le(le(le(le(many, 3), 20), 4), 0), 20) // a simple packet block
+	filler := append(le(le(nil, 0x0bad), 1<<20), make([]byte, 1<<20-12)...)
+	filler = le(filler, 1<<20)
+	long := append(pcapng(t, layers.LinkTypeRaw), bytes.Repeat(filler, 20)...)
+	for _, tt := range []struct {
+		name, want string
+		in         []byte
+	}{
+		{"a frame without end", "frame 1, at byte 24: no end of it in 16 MiB", huge},
+		{"interfaces", "the file defines more than 65536 interfaces or names", many},
+		{"no packet", "no end of it in 16 MiB", long},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := read(t, tt.in); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v, want %s", err, tt.want)
+			}
+		})
+	}
+}
+
+// TestIdle: a flow that is quiet for long is given up, a closed one sooner; what comes
+// then is another one. The clock is the capture's, and never goes back.
+func TestIdle(t *testing.T) {
+	start := time.Unix(1700000000, 0)
+	closed := func(n uint16) *segment {
+		return &segment{src: netip.AddrPortFrom(web.Addr(), n), dst: cart, flags: rst}
+	}
+	for _, tt := range []struct {
+		name  string
+		s     *segment
+		after time.Duration
+		over  bool
+	}{
+		{"open, an hour", &segment{src: web, dst: cart, flags: syn}, time.Hour, false},
+		{"open, three hours", &segment{src: web, dst: cart, flags: syn}, 3 * time.Hour, true},
+		{"closed, a minute", closed(40001), time.Minute, false},
+		{"closed, three minutes", closed(40001), 3 * time.Minute, true},
+		{"UDP, a minute", &segment{udp: true, src: web, dst: cart}, time.Minute, false},
+		{"UDP, four minutes", &segment{udp: true, src: web, dst: cart}, 4 * time.Minute, true},
+		{"the clock goes back", &segment{src: web, dst: cart, flags: syn}, -24 * time.Hour, false},
+	} {
+		tab := newTable(false)
+		tab.add(1, start, tt.s)
+		tab.add(2, start.Add(tt.after), &segment{src: web6, dst: db6, flags: syn})
+		if over := len(tab.ready()) == 1; over != tt.over {
+			t.Errorf("%s: given up %v, want %v", tt.name, over, tt.over)
+		}
+	}
 }
 
 func tableOf(t *testing.T, frames [][]byte) *table {
 	t.Helper()
-	tab := newTable()
+	tab := newTable(false)
 	for i, f := range frames {
 		s, known := decode(layers.LinkTypeRaw, f)
 		if s == nil || !known {
 			t.Fatalf("frame %d does not decode", i)
 		}
-		tab.add(i+1, s)
+		tab.add(i+1, time.Time{}, s)
 	}
 	return tab
 }
@@ -417,7 +497,7 @@ func FuzzFlows(f *testing.F) {
 	frames := append(shake(), up(hasACK, 0, 0, get), down(hasACK, 0, 35, "HTTP/1.1 200 OK\r\n"))
 	f.Add(pcap(f, layers.LinkTypeRaw, frames...))
 	f.Add(pcapng(f, layers.LinkTypeRaw, frames...))
-	for _, name := range []string{"zeek/vlan-qinqinq.pcap", "zeek/nflog-http.pcap", "arkime/pppoe.pcap", "gopacket/test_ethernet.pcap", "zeek/tls_irc-starttls.pcap"} {
+	for _, name := range []string{"zeek/vlan-qinqinq.pcap", "zeek/nflog-http.pcap", "arkime/pppoe.pcap", "gopacket/test_ethernet.pcap", "zeek/tls_irc-starttls.pcap", "zeek/quic_quicv2-http3-443.pcap", "zeek/quic_interop_quic-go_quic-go_retry.pcap"} {
 		b, err := os.ReadFile("testdata/" + name)
 		if err != nil {
 			f.Fatal(err)
@@ -435,10 +515,13 @@ func FuzzFlows(f *testing.F) {
 			}
 			switch {
 			case f.Proto > sniff.Unknown, f.Frame < 1, f.ClientBytes < 0, f.ServerBytes < 0,
-				f.AnswerBytes > sniff.MaxPeek, int64(f.AnswerBytes) > f.ClientBytes,
-				f.SNI != "" && f.Proto != sniff.TLS,
+				f.Transport == TCP && f.AnswerBytes > sniff.MaxPeek, int64(f.AnswerBytes) > f.ClientBytes,
+				f.SNI != "" && f.Proto != sniff.TLS && f.Proto != sniff.QUIC,
+				f.Transport == UDP && f.Proto != sniff.QUIC && f.Proto != sniff.None && f.Proto != sniff.Unknown,
+				f.Transport == TCP && f.Proto == sniff.QUIC, f.Head != nil,
+				(f.Proto == sniff.QUIC) != (f.Version != 0),
 				f.Host != "" && f.Proto != sniff.HTTP10 && f.Proto != sniff.HTTP11,
-				f.Incomplete && f.Proto != sniff.None && f.Proto != sniff.TLS,
+				f.Incomplete && f.Proto != sniff.None && f.Proto != sniff.TLS && f.Proto != sniff.QUIC,
 				f.AnswerBytes == 0 && f.AnswerSegments != 0:
 				t.Fatalf("%+v", f)
 			}

@@ -2,16 +2,27 @@
 //
 //	domain aether.internal
 //	node n1 region=eu zone=a
+//	semantics gatewayapi                                # or aether, the default
 //	service shop/cart 10.96.0.1,fd00::1 8080,9000=tcp   # generated; ports count only without pods
 //	user shop/legacy 10.96.0.9 80:8080,90:web,53:53/udp # a user's; a name is an unresolved targetPort
-//	pods shop/cart*2 8080,9000=tcp port=9000 health=draining weight=10
+//	pods shop/cart*2 8080,9000=tcp port=9000 health=draining weight=10 meta=version:v2
 //	local shop/web 8080=h2 scoped ip=10.1.0.1 cid=c1
-//	route shop/split cart cart:8080 created=2
+//	catalog shop/cold pay/colder                        # names whose rows are not here yet
+//	retained shop/gone 8080,9090                        # kept against removal, with its HTTP ports
+//	route shop/split cart cart:8080 created=2           # HTTPRoute; also grpcroute, tcproute, tlsroute
 //	rule name=new match=prefix:/items&GET&h:version=2 to=shop/cart-v2:8080*90 bset=x-b:2 set=x-a:1
+//	grpcroute shop/calls cart
+//	rule match=grpc:echo.Echo/Say to=cart:8080
+//	tlsroute shop/db db sni=db.example,*.db.example
+//	rule to=db:5432
+//	filter shop/admins scope=chain target=cart rbac policy=admins;ns:ops;path:/admin
+//	filter shop/ask target=cart authz ctx=team:cart
 //
-// Services of a route's own namespace may be written without it. What a word
-// means is said at its case in Parse. It is for tests only: its errors name a
-// line, and it knows nothing of Kubernetes.
+// Services of a route's (a filter's) own namespace may be written without it.
+// Words of a rule, and of a filter, are those of the two functions that read
+// them, rule and filter, where each is explained. It is for tests only: its
+// errors name a line, it knows nothing of Kubernetes, and what it reads may be
+// as wrong as a test needs.
 package modeltest
 
 import (
@@ -85,10 +96,39 @@ func (p *parser) line(verb string, words []string) error {
 		return p.endpoints(words)
 	case "local":
 		return p.local(words)
+	case "semantics":
+		switch words[0] {
+		case "aether":
+			p.m.Semantics = model.Aether
+		case "gatewayapi":
+			p.m.Semantics = model.GatewayAPI
+		default:
+			return fmt.Errorf("%q is no semantics: aether or gatewayapi", words[0])
+		}
+		return nil
+	case "catalog":
+		for _, w := range words {
+			n, err := name(w, "")
+			if err != nil {
+				return err
+			}
+			p.m.Catalog = append(p.m.Catalog, n)
+		}
+		return nil
+	case "retained":
+		return p.retained(words)
 	case "route":
-		return p.route(words)
+		return p.route(model.HTTPRoute, words)
+	case "grpcroute":
+		return p.route(model.GRPCRoute, words)
+	case "tcproute":
+		return p.route(model.TCPRoute, words)
+	case "tlsroute":
+		return p.route(model.TLSRoute, words)
 	case "rule":
 		return p.rule(words)
+	case "filter":
+		return p.filter(words)
 	}
 	return fmt.Errorf("%q is unknown", verb)
 }
@@ -237,6 +277,14 @@ func (p *parser) endpoints(words []string) error {
 			e.Region = v
 		case "zone":
 			e.Zone = v
+		case "cluster":
+			e.Cluster = v
+		case "meta": // key:value
+			key, value, _ := strings.Cut(v, ":")
+			if e.Metadata == nil {
+				e.Metadata = map[string]string{}
+			}
+			e.Metadata[key] = value
 		case "weight":
 			var x uint64
 			x, err = strconv.ParseUint(v, 10, 32)
@@ -322,13 +370,39 @@ func target(w, ns string) (model.ServiceName, uint16, error) {
 	return n, port, err
 }
 
-func (p *parser) route(words []string) error {
+// retained: the service, and its HTTP ports if it has any.
+func (p *parser) retained(words []string) error {
 	n, err := name(words[0], "")
 	if err != nil {
 		return err
 	}
-	r := model.Route{Namespace: n.Namespace, Name: n.Name}
+	kept := model.Retained{Service: n}
 	for _, w := range words[1:] {
+		for item := range strings.SplitSeq(w, ",") {
+			port, err := number(item)
+			if err != nil {
+				return err
+			}
+			kept.Ports = append(kept.Ports, port)
+		}
+	}
+	p.m.Retained = append(p.m.Retained, kept)
+	return nil
+}
+
+// route: its name, then its parents, service or service:port; created=, in
+// seconds; sni=, server names of a TLSRoute.
+func (p *parser) route(kind model.RouteKind, words []string) error {
+	n, err := name(words[0], "")
+	if err != nil {
+		return err
+	}
+	r := model.Route{Kind: kind, Namespace: n.Namespace, Name: n.Name}
+	for _, w := range words[1:] {
+		if v, ok := strings.CutPrefix(w, "sni="); ok {
+			r.ServerNames = append(r.ServerNames, strings.Split(v, ",")...)
+			continue
+		}
 		if v, ok := strings.CutPrefix(w, "created="); ok { // seconds
 			sec, err := strconv.ParseInt(v, 10, 64)
 			if err != nil {
@@ -345,108 +419,4 @@ func (p *parser) route(words []string) error {
 	}
 	p.m.Routes = append(p.m.Routes, r)
 	return nil
-}
-
-func (p *parser) rule(words []string) error {
-	if len(p.m.Routes) == 0 {
-		return fmt.Errorf("no route before it")
-	}
-	r := &p.m.Routes[len(p.m.Routes)-1]
-	var rule model.Rule
-	for _, w := range words {
-		k, v, ok := strings.Cut(w, "=")
-		if !ok {
-			if w == "all" { // a rule needs a word; this one means nothing
-				continue
-			}
-			return fmt.Errorf("%q is unknown", w)
-		}
-		switch k {
-		case "name":
-			rule.Name = v
-		case "invalid":
-			rule.Invalid = v
-		case "match":
-			m, err := match(v)
-			if err != nil {
-				return err
-			}
-			rule.Matches = append(rule.Matches, m)
-		case "to": // service:port*weight!invalid
-			v, why, _ := strings.Cut(v, "!")
-			v, weight, has := strings.Cut(v, "*")
-			svc, port, err := target(v, r.Namespace)
-			if err != nil {
-				return err
-			}
-			ref := model.BackendRef{Service: svc, Port: port, Weight: 1, Invalid: why}
-			if has {
-				x, err := strconv.ParseUint(weight, 10, 32)
-				if err != nil {
-					return err
-				}
-				ref.Weight = uint32(x)
-			}
-			rule.Backends = append(rule.Backends, ref)
-		default: // set, add, remove; r before them: of the response; b first: of the last backend
-			op, of := k, &rule.Filters
-			if rest, ok := strings.CutPrefix(op, "b"); ok {
-				if len(rule.Backends) == 0 {
-					return fmt.Errorf("%q before any to=", w)
-				}
-				op, of = rest, &rule.Backends[len(rule.Backends)-1].Filters
-			}
-			kind := model.RequestHeaders
-			if op != "remove" {
-				if rest, ok := strings.CutPrefix(op, "r"); ok {
-					op, kind = rest, model.ResponseHeaders
-				}
-			}
-			f := filter(of, kind)
-			field, value, _ := strings.Cut(v, ":")
-			switch op {
-			case "set":
-				f.Set = append(f.Set, model.HeaderValue{Name: field, Value: value})
-			case "add":
-				f.Add = append(f.Add, model.HeaderValue{Name: field, Value: value})
-			case "remove":
-				f.Remove = append(f.Remove, v)
-			default:
-				return fmt.Errorf("%q is unknown", w)
-			}
-		}
-	}
-	r.Rules = append(r.Rules, rule)
-	return nil
-}
-
-func filter(of *[]model.Filter, kind model.FilterKind) *model.Filter {
-	for i := range *of {
-		if (*of)[i].Kind == kind {
-			return &(*of)[i]
-		}
-	}
-	*of = append(*of, model.Filter{Kind: kind})
-	return &(*of)[len(*of)-1]
-}
-
-// match: parts joined by &: prefix:/p, exact:/p, h:name=value, METHOD.
-func match(v string) (m model.Match, err error) {
-	for part := range strings.SplitSeq(v, "&") {
-		k, x, ok := strings.Cut(part, ":")
-		switch {
-		case !ok:
-			m.Method = part
-		case k == "prefix":
-			m.PathKind, m.Path = model.PathPrefix, x
-		case k == "exact":
-			m.PathKind, m.Path = model.PathExact, x
-		case k == "h":
-			n, val, _ := strings.Cut(x, "=")
-			m.Headers = append(m.Headers, model.HeaderMatch{Name: n, Value: val})
-		default:
-			return m, fmt.Errorf("%q is no part of a match", part)
-		}
-	}
-	return m, nil
 }

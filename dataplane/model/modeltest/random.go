@@ -17,8 +17,15 @@ var (
 	accounts   = []string{"cart", "web", "db", "shop"}
 	portPool   = []uint16{80, 443, 8080, 9090, 9000, 18081, 18082}
 	paths      = []string{"/", "/a", "/a/", "/a/b", "/ab", "/A", "/a?x=1", "/a/b/c", "/aether/readyz", "/-/-/live", "/-/-/ready", "*", ""}
+	spellings  = []string{"//a", "/a/../a/b", "/%61", "/a%2fb", "/a/%2e%2e/ab", "/a;x", "/a\\b", "/%2561", "/s/m", "/s/m/", "/s.T/M"}
 	methods    = []string{"GET", "POST", "CONNECT", "OPTIONS"}
 	values     = []string{"1", "2", "yes"}
+	fields     = []string{"version", "beta", "x-a", "host"}
+	metadata   = []string{"version", "tier", "zone-x", "a", "b", "ip"}
+	regexes    = []string{"/a.*", "/[ab]+", ".*", "1|2", "s.*", "(", "[a-z]{1,3}"}
+	filters    = []string{"f0", "f1", "f2", "f3"}
+	identities = []string{"spiffe://td/ns/shop/sa/web", "spiffe://td/ns/pay/sa/cart", "spiffe://td/x"}
+	servers    = []string{"db.example", "*.example", "*.db.example", "a.db.example"}
 )
 
 func pick[T any](r *rand.Rand, of []T) T { return of[r.IntN(len(of))] }
@@ -70,6 +77,7 @@ func RandomMesh(r *rand.Rand) *model.Mesh {
 			Service: s, IP: netip.AddrFrom4([4]byte{10, 244, 0, byte(1 + r.IntN(60))}), Pod: s.Name + "-" + strconv.Itoa(r.IntN(4)), Node: "n2",
 			DefaultPort: pick(r, portPool), Ports: randomPorts(r), Weight: uint32(r.IntN(3)), Health: model.Health(r.IntN(4)),
 			SPIFFEID: pick(r, []string{"spiffe://td/ns/shop/sa/cart", "spiffe://td/x", ""}), Region: pick(r, []string{"", "r1", "r2"}), Zone: pick(r, []string{"", "z1", "z2"}),
+			Metadata: randomMetadata(r),
 		})
 	}
 	for n := r.IntN(5); n > 0; n-- {
@@ -79,45 +87,278 @@ func RandomMesh(r *rand.Rand) *model.Mesh {
 			IPs: []netip.Addr{clusterIP(r)}, Ports: randomPorts(r), Capture: model.Capture{RedirectAll: r.IntN(2) == 0},
 		})
 	}
-	for n := r.IntN(5); n > 0; n-- {
+	for n := r.IntN(6); n > 0; n-- {
 		m.Routes = append(m.Routes, randomRoute(r))
+	}
+	for n := r.IntN(5); n > 0; n-- {
+		m.Filters = append(m.Filters, randomHTTPFilter(r))
+	}
+	for n := r.IntN(3); n > 0; n-- {
+		m.Catalog = append(m.Catalog, serviceName(r))
+	}
+	for n := r.IntN(3); n > 0; n-- {
+		kept := model.Retained{Service: serviceName(r)}
+		for k := r.IntN(3); k > 0; k-- {
+			kept.Ports = append(kept.Ports, pick(r, portPool))
+		}
+		m.Retained = append(m.Retained, kept)
+	}
+	m.Semantics = model.Semantics(r.IntN(2))
+	return m
+}
+
+// LivelyMesh is a mesh in which most things work: every service of the pools has
+// a Service and healthy pods on 8080 and 9090 (HTTP) and 9000 (TCP), and routes
+// and filters mean something to them. In RandomMesh hardly any request gets as
+// far as a route.
+func LivelyMesh(r *rand.Rand) *model.Mesh {
+	m := RandomMesh(r)
+	m.Services, m.Endpoints, m.Catalog, m.Retained = nil, nil, nil, nil
+	ports := []model.Port{{Number: 8080, Class: model.HTTP}, {Number: 9000, Class: model.TCP}, {Number: 9090, Class: model.HTTP}}
+	i := byte(0)
+	for _, ns := range namespaces {
+		for _, account := range accounts {
+			i++
+			s := model.ServiceName{Namespace: ns, Name: account}
+			m.Services = append(m.Services, model.Service{Name: s, Generated: true, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, i})}})
+			for k := range byte(1 + r.IntN(2)) {
+				m.Endpoints = append(m.Endpoints, model.Endpoint{
+					Service: s, IP: netip.AddrFrom4([4]byte{10, 244, k, i}), Pod: account + "-" + strconv.Itoa(int(k)), Node: "n2", DefaultPort: 8080, Ports: ports,
+					Weight: model.DefaultWeight, Health: model.Healthy, SPIFFEID: "spiffe://td/ns/" + ns + "/sa/" + account, Metadata: randomMetadata(r),
+				})
+			}
+		}
+	}
+	for i := range m.Workloads {
+		m.Workloads[i].ContainerID, m.Workloads[i].Ports = "c"+strconv.Itoa(i), ports
+	}
+	backend := func(ref *model.BackendRef, kind model.RouteKind) {
+		if ref.Port = 8080; kind == model.TCPRoute || kind == model.TLSRoute {
+			ref.Port = 9000
+		}
+		if r.IntN(10) > 0 {
+			ref.Weight, ref.Invalid = 1, ""
+		}
+	}
+	for i := range m.Routes {
+		x := &m.Routes[i]
+		x.Name = "r" + strconv.Itoa(i) // no twins
+		x.Parents = []model.ParentRef{{Service: serviceName(r), Port: pick(r, []uint16{0, 0, 0, 8080})}}
+		if r.IntN(3) > 0 {
+			x.Namespace = x.Parents[0].Service.Namespace
+		}
+		for j := range x.Rules {
+			rule := &x.Rules[j]
+			if r.IntN(10) > 0 {
+				rule.Invalid = ""
+			}
+			keep := rule.Filters[:0]
+			for _, f := range rule.Filters {
+				switch {
+				case f.Kind == 0, f.Kind == model.Redirect && r.IntN(4) > 0, f.Kind == model.CORS, f.Kind == model.Rewrite:
+					continue
+				case f.Kind == model.Extension && len(m.Filters) > 0 && r.IntN(8) > 0:
+					g := &m.Filters[r.IntN(len(m.Filters))]
+					g.Namespace, g.Scope, f.Extension = x.Namespace, model.ScopeRoute, g.Name
+				case f.Kind == model.RequestHeaders || f.Kind == model.ResponseHeaders:
+					f.Set[0].Name = "x-b"
+				}
+				keep = append(keep, f)
+			}
+			rule.Filters = keep
+			for k := range rule.Backends {
+				backend(&rule.Backends[k], x.Kind)
+				rule.Backends[k].Filters = nil
+			}
+			for k := range rule.Matches {
+				if y := &rule.Matches[k]; y.PathKind == model.PathExact || y.PathKind == model.PathPrefix {
+					y.Path = pick(r, []string{"/", "/a", "/a/b", "/ab"})
+				}
+			}
+		}
+	}
+	for i := range m.Filters {
+		f := &m.Filters[i]
+		if r.IntN(10) > 0 {
+			f.Name, f.Invalid = f.Name+"-"+strconv.Itoa(i), ""
+			for j := range m.Routes { // those that meant it still do
+				for k := range m.Routes[j].Rules {
+					for l := range m.Routes[j].Rules[k].Filters {
+						if g := &m.Routes[j].Rules[k].Filters[l]; g.Extension == f.Name[:2] && m.Routes[j].Namespace == f.Namespace {
+							g.Extension = f.Name
+						}
+					}
+				}
+			}
+		}
+		if f.RBAC != nil { // nobody is verified at the source, so that to allow is to refuse all
+			f.RBAC.Deny = f.RBAC.Deny || r.IntN(4) > 0
+		}
+		for j := range f.Targets {
+			f.Targets[j].Namespace = f.Namespace
+		}
 	}
 	return m
 }
 
+func randomMetadata(r *rand.Rand) map[string]string {
+	if r.IntN(2) == 0 {
+		return nil
+	}
+	out := map[string]string{}
+	for n := r.IntN(4); n > 0; n-- {
+		out[pick(r, metadata)] = pick(r, values)
+	}
+	return out
+}
+
 func randomRoute(r *rand.Rand) model.Route {
-	out := model.Route{Namespace: pick(r, namespaces), Name: "r" + strconv.Itoa(r.IntN(6)), Created: time.Unix(int64(r.IntN(3)), 0)}
+	out := model.Route{
+		Kind: pick(r, []model.RouteKind{model.HTTPRoute, model.HTTPRoute, model.HTTPRoute, model.GRPCRoute, model.TCPRoute, model.TLSRoute}), Namespace: pick(r, namespaces),
+		Name: "r" + strconv.Itoa(r.IntN(6)), Created: time.Unix(int64(r.IntN(3)), 0),
+	}
+	if r.IntN(40) == 0 {
+		out.Kind = 0
+	}
 	for n := r.IntN(3); n > 0; n-- {
 		out.Parents = append(out.Parents, model.ParentRef{Service: serviceName(r), Port: pick(r, []uint16{0, 0, 80, 8080, 9000})})
 	}
+	if out.Kind == model.TLSRoute {
+		for n := 1 + r.IntN(2); n > 0; n-- {
+			out.ServerNames = append(out.ServerNames, pick(r, servers))
+		}
+	}
 	for n := r.IntN(4); n > 0; n-- {
-		var rule model.Rule
-		for k := r.IntN(3); k > 0; k-- {
-			match := model.Match{PathKind: model.PathKind(r.IntN(3)), Path: pick(r, paths)}
-			if r.IntN(3) == 0 {
-				match.Method = pick(r, methods)
-			}
-			for h := r.IntN(3); h > 0; h-- {
-				match.Headers = append(match.Headers, model.HeaderMatch{Name: pick(r, []string{"version", "beta", "host"}), Value: pick(r, values)})
-			}
-			rule.Matches = append(rule.Matches, match)
-		}
-		if r.IntN(3) == 0 {
-			rule.Filters = append(rule.Filters, model.Filter{Kind: model.FilterKind(r.IntN(4)), Set: []model.HeaderValue{{Name: pick(r, []string{"x-a", "host", "beta"}), Value: pick(r, values)}}})
-		}
-		for k := r.IntN(3); k > 0; k-- {
-			ref := model.BackendRef{Service: serviceName(r), Port: pick(r, portPool), Weight: uint32(r.IntN(3))}
-			if r.IntN(8) == 0 {
-				ref.Invalid = "RefNotPermitted"
-			}
-			rule.Backends = append(rule.Backends, ref)
-		}
-		if r.IntN(8) == 0 {
-			rule.Invalid = "not served"
-		}
-		out.Rules = append(out.Rules, rule)
+		out.Rules = append(out.Rules, randomRule(r, out.Kind))
 	}
 	return out
+}
+
+func randomRule(r *rand.Rand, kind model.RouteKind) (rule model.Rule) {
+	http := kind == model.HTTPRoute || kind == model.GRPCRoute
+	for k := r.IntN(3); k > 0 && http; k-- {
+		rule.Matches = append(rule.Matches, randomMatch(r, kind))
+	}
+	if r.IntN(3) == 0 && http {
+		for k := 1 + r.IntN(2); k > 0; k-- {
+			rule.Filters = append(rule.Filters, randomFilter(r))
+		}
+	}
+	for k := r.IntN(3); k > 0; k-- {
+		ref := randomBackend(r)
+		if r.IntN(6) == 0 && http {
+			ref.Filters = append(ref.Filters, randomFilter(r))
+		}
+		rule.Backends = append(rule.Backends, ref)
+	}
+	if r.IntN(4) == 0 && http {
+		rule.Timeouts = model.Timeouts{Request: time.Second, Backend: time.Duration(r.IntN(3)) * time.Second}
+		rule.Retry = &model.Retry{Codes: []uint16{503}, Attempts: uint8(r.IntN(3))}
+	}
+	if r.IntN(12) == 0 {
+		rule.Invalid = "not served"
+	}
+	return rule
+}
+
+func randomBackend(r *rand.Rand) model.BackendRef {
+	ref := model.BackendRef{Service: serviceName(r), Port: pick(r, portPool), Weight: uint32(r.IntN(3))}
+	if r.IntN(8) == 0 {
+		ref.Invalid = "RefNotPermitted"
+	}
+	return ref
+}
+
+func randomValue(r *rand.Rand, name string) model.ValueMatch {
+	if r.IntN(4) == 0 {
+		return model.ValueMatch{Name: name, Value: pick(r, regexes), Regex: true}
+	}
+	return model.ValueMatch{Name: name, Value: pick(r, values)}
+}
+
+func randomMatch(r *rand.Rand, kind model.RouteKind) (m model.Match) {
+	if kind == model.GRPCRoute {
+		if r.IntN(4) > 0 {
+			m.GRPC = &model.GRPCMatch{Service: pick(r, []string{"", "s", "s.T", "a"}), Method: pick(r, []string{"", "m", "b"})}
+			if r.IntN(4) == 0 {
+				m.GRPC = &model.GRPCMatch{Service: pick(r, regexes), Method: pick(r, []string{"", "m|b"}), Regex: true}
+			}
+		}
+	} else {
+		m = model.Match{PathKind: model.PathKind(r.IntN(4)), Path: pick(r, paths)}
+		if m.PathKind == model.PathRegex {
+			m.Path = pick(r, regexes)
+		}
+		if r.IntN(3) == 0 {
+			m.Method = pick(r, methods)
+		}
+		for q := r.IntN(5) - 3; q > 0; q-- {
+			m.Query = append(m.Query, randomValue(r, pick(r, []string{"x", "y"})))
+		}
+	}
+	for h := r.IntN(3); h > 0; h-- {
+		m.Headers = append(m.Headers, randomValue(r, pick(r, fields)))
+	}
+	return m
+}
+
+func randomFilter(r *rand.Rand) model.Filter {
+	f := model.Filter{Kind: model.FilterKind(r.IntN(8))}
+	edit := model.PathEdit{Kind: model.PathEditKind(r.IntN(3)), Value: pick(r, []string{"/", "/z", "/z/"})}
+	switch f.Kind {
+	case model.RequestHeaders, model.ResponseHeaders:
+		f.Set = []model.HeaderValue{{Name: pick(r, []string{"x-a", "x-b", "host", "beta"}), Value: pick(r, values)}}
+		f.Remove = []string{pick(r, []string{"x-a", "version"})}
+	case model.Redirect:
+		f.Redirect = &model.RedirectFilter{Scheme: pick(r, []string{"", "https"}), Host: pick(r, []string{"", "other.example"}), Port: pick(r, []uint16{0, 443, 8443}), Path: edit, Status: pick(r, []int{301, 302, 200})}
+	case model.Rewrite:
+		f.Rewrite = &model.RewriteFilter{Host: pick(r, []string{"", "other.example"}), Path: edit}
+	case model.Mirror:
+		f.Mirror = &model.MirrorFilter{Backend: randomBackend(r), Numerator: 1, Denominator: uint32(r.IntN(3))}
+	case model.CORS:
+		f.CORS = &model.CORSFilter{Origins: []string{pick(r, []string{"*", "https://a.example", "http://*.example", "rubbish"})}, Credentials: r.IntN(2) == 0, Methods: []string{pick(r, []string{"*", "GET"})}, Headers: []string{"x-a"}, MaxAge: time.Minute}
+	case model.Extension:
+		f.Extension = pick(r, filters)
+	}
+	return f
+}
+
+func randomHTTPFilter(r *rand.Rand) model.HTTPFilter {
+	f := model.HTTPFilter{Namespace: pick(r, namespaces), Name: pick(r, filters), Scope: model.Scope(1 + r.IntN(3))}
+	for n := r.IntN(3); n > 0; n-- {
+		f.Targets = append(f.Targets, model.ServiceName{Namespace: f.Namespace, Name: pick(r, accounts)})
+	}
+	if r.IntN(10) == 0 {
+		f.Invalid = "not served"
+	}
+	switch r.IntN(5) {
+	case 0, 1:
+		f.RBAC = &model.RBAC{Audit: r.IntN(4) == 0, Deny: r.IntN(2) == 0}
+		for n := r.IntN(3); n > 0; n-- {
+			p := model.Policy{Name: "p", Principals: []model.Principal{{SPIFFEID: pick(r, identities)}}}
+			if r.IntN(2) == 0 {
+				p.Principals = append(p.Principals, model.Principal{Namespace: pick(r, namespaces)})
+			}
+			switch r.IntN(3) {
+			case 0:
+				p.Permissions = append(p.Permissions, model.Permission{PathPrefix: pick(r, []string{"/", "/a", "/a/b"})})
+			case 1:
+				p.Permissions = append(p.Permissions, model.Permission{Method: pick(r, methods)})
+			}
+			f.RBAC.Policies = append(f.RBAC.Policies, p)
+		}
+	case 2:
+		f.ExtAuthz = &model.ExtAuthz{Disabled: r.IntN(3) == 0, NoBody: r.IntN(2) == 0}
+	case 3:
+		f.HeaderToMetadata = []model.HeaderToMetadata{{Header: pick(r, []string{"x-a", "beta"}), Key: pick(r, metadata), Namespace: pick(r, []string{"envoy.lb", "other"})}}
+	case 4:
+		f.Mutation = &model.Mutation{
+			Request:  []model.MutationOp{{Kind: model.MutationKind(r.IntN(5)), Name: pick(r, []string{"x-a", "beta", "host"}), Value: pick(r, values)}},
+			Query:    []model.MutationOp{{Kind: model.MutationKind(r.IntN(5)), Name: pick(r, []string{"x", "y"}), Value: pick(r, values)}},
+			Response: []model.MutationOp{{Kind: model.MutationKind(r.IntN(5)), Name: "x-b", Value: pick(r, values)}},
+		}
+	}
+	return f
 }
 
 // RandomHost is an authority: mostly names of the pools, some of them spoiled.
@@ -153,8 +394,14 @@ func RandomFlow(r *rand.Rand) model.Flow {
 	if r.IntN(3) == 0 {
 		f.Container = "c" + strconv.Itoa(r.IntN(8))
 	}
-	if r.IntN(3) > 0 {
+	switch {
+	case f.Sniff == model.SniffTLS:
+		f.Host = pick(r, []string{"db.example", "a.db.example", "x.example", "", "DB.example"})
+	case r.IntN(3) > 0:
 		f.Host = RandomHost(r)
+	}
+	if f.Dir == model.Inbound && r.IntN(2) == 0 {
+		f.Peer = pick(r, identities)
 	}
 	return f
 }
@@ -162,8 +409,33 @@ func RandomFlow(r *rand.Rand) model.Flow {
 // RandomRequest is a request head.
 func RandomRequest(r *rand.Rand) httpmsg.Head {
 	h := httpmsg.Head{Method: []byte(pick(r, methods)), Scheme: []byte("http"), Authority: []byte(RandomHost(r)), Path: []byte(pick(r, paths)), Minor: 1}
+	if r.IntN(4) == 0 {
+		h.Path = []byte(pick(r, spellings))
+	}
+	if r.IntN(5) == 0 && len(h.Path) > 1 {
+		h.Path = append(h.Path, pick(r, []string{"?x=1", "?x=2&y=%31", "?y", "?x=1;y=2"})...)
+	}
+	add := func(name, value string) {
+		h.Fields = append(h.Fields, httpmsg.Field{Name: []byte(name), Value: []byte(value)})
+	}
 	for n := r.IntN(3); n > 0; n-- {
-		h.Fields = append(h.Fields, httpmsg.Field{Name: []byte(pick(r, []string{"version", "beta", "x-a"})), Value: []byte(pick(r, values))})
+		add(pick(r, []string{"version", "beta", "x-a"}), pick(r, values))
+	}
+	if r.IntN(6) == 0 {
+		add("origin", pick(r, []string{"https://a.example", "http://b.example:80", "null"}))
+		if r.IntN(2) == 0 {
+			add("access-control-request-method", "GET")
+		}
+	}
+	for n := r.IntN(6) - 3; n > 0; n-- {
+		switch r.IntN(4) {
+		case 0:
+			add("x-aether-ip", pick(r, []string{"10.244.0.1", "10.244.0.2", "x", ""}))
+		case 1:
+			add("x-aether-pod", pick(r, accounts)+"-"+strconv.Itoa(r.IntN(4)))
+		default:
+			add("x-aether-subset-"+pick(r, metadata), pick(r, values))
+		}
 	}
 	if r.IntN(8) == 0 {
 		h.Upgrade = []byte("websocket")

@@ -1,0 +1,483 @@
+package file
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/model"
+	"aether/mtls/spiffeid"
+)
+
+// metadataNamespace is where metadata selects a subset (contract 10.7).
+const metadataNamespace = "envoy.lb"
+
+// filterReader makes one HTTPFilter.
+type filterReader struct {
+	r     *reader
+	o     object
+	f     model.HTTPFilter
+	flaws []flaw
+}
+
+// httpFilter reads an HTTPFilter (contract 10.7). One that cannot be honoured
+// is kept and marked, so that what it governs is refused.
+func (r *reader) httpFilter(o object) {
+	var h httpFilter
+	c := &filterReader{r: r, o: o, f: model.HTTPFilter{Namespace: o.namespace, Name: o.name}}
+	c.flaws = append(r.strict(o, &h), r.ownAnnotations(o, h.Annotations, AnnotationInvalid)...)
+	mark, marked := h.Annotations[AnnotationInvalid]
+	if marked && mark == "" {
+		c.bad([]string{"metadata", "annotations", AnnotationInvalid}, "annotation %s: no reason: write why the filter is refused, or remove it", AnnotationInvalid)
+	}
+	c.scope(&h.Spec)
+	c.targets(&h.Spec)
+	c.form(&h.Spec, marked)
+	const cost = "the filter is refused: what it governs is refused too"
+	f := &c.f
+	if f.Invalid = mark; mark != "" {
+		r.report(o.String(), o.line(), "marked as refused: %s; %s", mark, cost)
+	}
+	if len(c.flaws) > 0 {
+		// Half a policy is none.
+		f.RBAC, f.ExtAuthz, f.HeaderToMetadata, f.Mutation = nil, nil, nil, nil
+		n := 0
+		for i, w := range c.flaws {
+			if i < maxRefusals {
+				r.report(o.String(), w.line, "%s; %s", w.reason, cost)
+			}
+			if mark == "" {
+				f.Invalid = addReason(f.Invalid, place(r.file, w.line)+": "+w.reason, &n)
+			}
+		}
+	}
+	r.add(o, item{filter: f})
+}
+
+func (c *filterReader) bad(path []string, format string, args ...any) {
+	if len(c.flaws) <= maxRefusals {
+		c.flaws = append(c.flaws, flaw{"", c.o.at(path...), fmt.Sprintf(format, args...)})
+	}
+}
+
+// spec is the path of a field below spec.
+func spec(path ...string) []string { return append([]string{"spec"}, path...) }
+
+// enum finds a value of one of protobuf's enums: by its name, with the enum's
+// prefix or without; unset is the first.
+func (c *filterReader) enum(path []string, prefix, s string, names ...string) int {
+	if s == "" || prefix != "" && s == prefix+"UNSPECIFIED" {
+		return 0
+	}
+	if i := slices.Index(names, strings.TrimPrefix(s, prefix)); i >= 0 {
+		return i
+	}
+	field := ""
+	for _, p := range path {
+		if _, err := strconv.Atoi(p); err == nil {
+			field += "[" + p + "]"
+		} else {
+			field = join(field, p)
+		}
+	}
+	c.bad(path, "%s %.100q does not exist: write %s", field, s, strings.Join(names, " or "))
+	return 0
+}
+
+func (c *filterReader) scope(s *httpFilterSpec) {
+	scopes := []string{"SCOPE_ROUTE", "SCOPE_CHAIN", "SCOPE_INBOUND"}
+	switch i := slices.Index(scopes, s.Scope); {
+	case i >= 0:
+		c.f.Scope = model.ScopeRoute + model.Scope(i)
+	case s.Scope == "" || s.Scope == "SCOPE_UNSPECIFIED":
+		c.f.Scope = model.ScopeRoute
+	default:
+		// Which was meant cannot be told: every request of the targets is refused.
+		c.f.Scope = model.ScopeChain
+		c.bad(spec("scope"), "spec.scope %.100q does not exist: write %s", s.Scope, strings.Join(scopes, " or "))
+	}
+}
+
+func (c *filterReader) targets(s *httpFilterSpec) {
+	have := map[string]bool{}
+	for i, t := range s.TargetRefs {
+		n := strconv.Itoa(i)
+		service := model.ServiceName{Namespace: c.o.namespace, Name: t.Name}
+		switch {
+		case t.Kind != "Service" || t.Group != "" && t.Group != "core":
+			c.bad(spec("targetRefs", n), "targetRefs[%d] is a %.100q of group %.100q: name a Service of group \"\"", i, t.Kind, t.Group)
+		case badService(service) != "":
+			c.bad(spec("targetRefs", n, "name"), "targetRefs[%d]: %s", i, badService(service))
+		case !have[t.Name]:
+			have[t.Name] = true
+			c.f.Targets = append(c.f.Targets, service)
+		}
+	}
+	if len(s.TargetRefs) == 0 && c.f.Scope != model.ScopeRoute {
+		c.bad(spec("targetRefs"), "%s without targetRefs is in force nowhere: name the Services", s.Scope)
+	}
+}
+
+// form reads the one authoring form. A marked filter need not have one.
+func (c *filterReader) form(s *httpFilterSpec, marked bool) {
+	var forms []string
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{{"filter with typedConfig", s.Filter != "" || s.TypedConfig != nil}, {"headerToMetadata", s.HeaderToMetadata != nil}, {"extAuthz", s.ExtAuthz != nil}, {"rbac", s.RBAC != nil}} {
+		if f.set {
+			forms = append(forms, f.name)
+		}
+	}
+	switch {
+	case len(forms) == 0 && marked:
+		return
+	case len(forms) == 0:
+		c.bad(spec(), "the filter does nothing: write exactly one of rbac, extAuthz, headerToMetadata, and filter with typedConfig")
+	case len(forms) > 1:
+		c.bad(spec(), "%s in one filter: keep one, and write an HTTPFilter for each other", strings.Join(forms, " and "))
+	case s.RBAC != nil:
+		c.rbac(s.RBAC)
+	case s.ExtAuthz != nil:
+		c.extAuthz(s.ExtAuthz)
+	case s.HeaderToMetadata != nil:
+		c.headerToMetadata(s.HeaderToMetadata)
+	default:
+		c.opaque(s)
+	}
+	if c.f.Scope == model.ScopeInbound && len(forms) == 1 && s.RBAC == nil && s.ExtAuthz == nil {
+		c.bad(spec("scope"), "SCOPE_INBOUND is for rbac and extAuthz: write SCOPE_ROUTE or SCOPE_CHAIN")
+	}
+}
+
+func (c *filterReader) rbac(in *rbac) {
+	out := &model.RBAC{
+		Audit: c.enum(spec("rbac", "mode"), "MODE_", in.Mode, "ENFORCE", "AUDIT") == 1,
+		Deny:  c.enum(spec("rbac", "action"), "ACTION_", in.Action, "ALLOW", "DENY") == 1,
+	}
+	c.f.RBAC = out
+	have := map[string]bool{}
+	for i := range in.Policies {
+		p := &in.Policies[i]
+		at := func(path ...string) []string {
+			return spec(append([]string{"rbac", "policies", strconv.Itoa(i)}, path...)...)
+		}
+		where := fmt.Sprintf("rbac.policies[%d]", i)
+		switch {
+		case p.Name == "":
+			c.bad(at(), "%s: no name: write one", where)
+		case have[p.Name]:
+			c.bad(at("name"), "%s: name %.100q stands twice: choose another", where, p.Name)
+		}
+		have[p.Name] = true
+		to := model.Policy{Name: p.Name}
+		if len(p.Principals) == 0 {
+			c.bad(at("principals"), "%s: no principals: write one at least, with spiffeId or namespace", where)
+		}
+		for j, who := range p.Principals {
+			n := strconv.Itoa(j)
+			_, err := spiffeid.Parse(who.SPIFFEID)
+			switch {
+			case (who.SPIFFEID == "") == (who.Namespace == ""):
+				c.bad(at("principals", n), "%s.principals[%d]: write exactly one of spiffeId and namespace", where, j)
+			case who.Namespace != "" && len(validation.IsDNS1123Label(who.Namespace)) > 0:
+				c.bad(at("principals", n, "namespace"), "%s.principals[%d]: namespace %.100q cannot be a name: write a namespace's", where, j, who.Namespace)
+			case who.SPIFFEID != "" && err != nil:
+				c.bad(at("principals", n, "spiffeId"), "%s.principals[%d]: %.300s: write an ID like spiffe://example.org/ns/shop/sa/web", where, j, err)
+			}
+			to.Principals = append(to.Principals, model.Principal{SPIFFEID: who.SPIFFEID, Namespace: who.Namespace})
+		}
+		for j, what := range p.Permissions {
+			n := strconv.Itoa(j)
+			switch up := strings.ToUpper(what.Method); {
+			case (what.PathPrefix == "") == (what.Method == ""):
+				c.bad(at("permissions", n), "%s.permissions[%d]: write exactly one of pathPrefix and method", where, j)
+			case what.PathPrefix != "" && badPath(what.PathPrefix) != "":
+				c.bad(at("permissions", n, "pathPrefix"), "%s.permissions[%d]: pathPrefix %.200q %s", where, j, what.PathPrefix, badPath(what.PathPrefix))
+			case what.Method != up && slices.Contains(methods, up):
+				c.bad(at("permissions", n, "method"), "%s.permissions[%d]: no request has the method %q: write %s", where, j, what.Method, up)
+			case what.Method != "" && !isToken(what.Method):
+				c.bad(at("permissions", n, "method"), "%s.permissions[%d]: %.100q is no method: write one like GET", where, j, what.Method)
+			}
+			to.Permissions = append(to.Permissions, model.Permission{PathPrefix: what.PathPrefix, Method: what.Method})
+		}
+		out.Policies = append(out.Policies, to)
+	}
+}
+
+func isToken(s string) bool {
+	_, ok := fieldName(s)
+	return ok
+}
+
+func (c *filterReader) extAuthz(in *extAuthz) {
+	c.f.ExtAuthz = &model.ExtAuthz{Disabled: in.Disabled, NoBody: in.DisableRequestBodyBuffering}
+	if len(in.ContextExtensions) > 0 {
+		c.f.ExtAuthz.ContextExtensions = in.ContextExtensions
+		if in.Disabled {
+			c.bad(spec("extAuthz", "contextExtensions"), "extAuthz: contextExtensions where it is disabled: keep one of the two")
+		}
+	}
+}
+
+func (c *filterReader) headerToMetadata(in *headerToMetadata) {
+	if len(in.Rules) == 0 {
+		c.bad(spec("headerToMetadata"), "headerToMetadata without rules: write one at least")
+	}
+	for i, rule := range in.Rules {
+		n := strconv.Itoa(i)
+		low, ok := fieldName(rule.Header)
+		if !ok {
+			c.bad(spec("headerToMetadata", "rules", n, "header"), "headerToMetadata.rules[%d]: header name %.100q is not a field name: letters, digits and - only", i, rule.Header)
+		}
+		if rule.MetadataKey == "" {
+			c.bad(spec("headerToMetadata", "rules", n, "metadataKey"), "headerToMetadata.rules[%d]: no metadataKey: write the key of the endpoints' metadata", i)
+		}
+		to := model.HeaderToMetadata{Header: low, Key: rule.MetadataKey, Namespace: rule.MetadataNamespace}
+		if to.Namespace == "" {
+			to.Namespace = metadataNamespace
+		}
+		c.f.HeaderToMetadata = append(c.f.HeaderToMetadata, to)
+	}
+}
+
+// The filter and the two messages that the opaque form may be of.
+const (
+	mutationFilter   = "envoy.filters.http.header_mutation"
+	mutationType     = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
+	mutationPerRoute = mutationType + "PerRoute"
+)
+
+// typedForms have a form of ours, which is the only one that is read.
+var typedForms = map[string]string{
+	"envoy.filters.http.rbac":               "rbac",
+	"envoy.filters.http.ext_authz":          "extAuthz",
+	"envoy.filters.http.header_to_metadata": "headerToMetadata",
+}
+
+// opaque reads a header_mutation; there is no Envoy that anything else could be for.
+func (c *filterReader) opaque(s *httpFilterSpec) {
+	switch typed := typedForms[s.Filter]; {
+	case typed != "":
+		c.bad(spec("filter"), "filter %s in Envoy's form is not read: write spec.%s in its place", s.Filter, typed)
+		return
+	case s.Filter == "":
+		c.bad(spec("typedConfig"), "typedConfig without filter: write filter: %s", mutationFilter)
+		return
+	case s.Filter != mutationFilter:
+		c.bad(spec("filter"), "filter %.100q is not read, there is no Envoy here: write rbac, extAuthz or headerToMetadata, or filter %s", s.Filter, mutationFilter)
+		return
+	case s.TypedConfig == nil:
+		c.bad(spec("filter"), "filter %s without typedConfig: write it, with @type type.googleapis.com/%s", s.Filter, mutationType)
+		return
+	}
+	var m headerMutation
+	d := decoder{base: c.o.base, proto: true}
+	d.into(s.TypedConfig.node, &m, "spec.typedConfig")
+	_, kind, found := strings.Cut(m.Type, "/")
+	if !found || kind != mutationType && kind != mutationPerRoute {
+		c.bad(spec("typedConfig", "@type"), "typedConfig: @type %.200q is not read: write type.googleapis.com/%s, or type.googleapis.com/%s", m.Type, mutationType, mutationPerRoute)
+		return
+	}
+	c.flaws = append(c.flaws, d.flaws...)
+	at := func(path ...string) []string { return spec(append([]string{"typedConfig"}, path...)...) }
+	if m.MostSpecific != nil && (*m.MostSpecific || kind == mutationPerRoute) {
+		c.bad(at("mostSpecificHeaderMutationsWins"), "typedConfig: mostSpecificHeaderMutationsWins cannot be chosen: the route's mutations run first, then the service's; remove it")
+	}
+	for _, t := range []struct {
+		name string
+		n    int
+	}{{"requestTrailersMutations", len(m.Mutations.RequestTrailers)}, {"responseTrailersMutations", len(m.Mutations.ResponseTrailers)}} {
+		if t.n > 0 {
+			c.bad(at("mutations", t.name), "typedConfig: %s are not built: remove them", t.name)
+		}
+	}
+	out := &model.Mutation{}
+	out.Request = c.fieldMutations(m.Mutations.Request, "requestMutations")
+	out.Query = c.paramMutations(m.Mutations.Query)
+	out.Response = c.fieldMutations(m.Mutations.Response, "responseMutations")
+	c.f.Mutation = out
+}
+
+// appendActions are Envoy's, in the order of model.MutationKind.
+var appendActions = []string{"APPEND_IF_EXISTS_OR_ADD", "ADD_IF_ABSENT", "OVERWRITE_IF_EXISTS_OR_ADD", "OVERWRITE_IF_EXISTS"}
+
+func (c *filterReader) fieldMutations(in []fieldMutation, list string) (out []model.MutationOp) {
+	for i := range in {
+		m := &in[i]
+		at := func(path ...string) []string {
+			return spec(append([]string{"typedConfig", "mutations", list, strconv.Itoa(i)}, path...)...)
+		}
+		where := fmt.Sprintf("typedConfig.mutations.%s[%d]", list, i)
+		var op model.MutationOp
+		name := ""
+		switch {
+		case m.RemoveOnMatch != nil:
+			c.bad(at("removeOnMatch"), "%s: removeOnMatch is not built: write a remove for each header", where)
+			continue
+		case (m.Remove == nil) == (m.Append == nil):
+			c.bad(at(), "%s: write exactly one of remove and append", where)
+			continue
+		case m.Remove != nil:
+			op.Kind, name = model.RemoveAll, *m.Remove
+		default:
+			a := m.Append
+			if a.Append != nil {
+				c.bad(at("append", "append"), "%s: append is not read inside append: write appendAction, which is one of %s", where, strings.Join(appendActions, ", "))
+			}
+			name, op.Kind = a.Header.Key, model.MutationKind(c.enum(at("append", "appendAction"), "", a.AppendAction, appendActions...))
+			text := a.Header.Value
+			if len(a.Header.RawValue) > 0 {
+				if text != "" {
+					c.bad(at("append", "header"), "%s: value and rawValue: keep one", where)
+				}
+				text = string(a.Header.RawValue)
+			}
+			op.Value = c.literal(at("append", "header"), where, text)
+			if why := badValue(fmt.Sprintf("%.100s", name), op.Value); why != "" {
+				c.bad(at("append", "header"), "%s: %s", where, why)
+			}
+			if op.Value == "" && !a.KeepEmptyValue {
+				// As in Envoy. It is said, for few expect it.
+				c.r.report(c.o.String(), c.o.at(at("append")...), "%s: an empty value without keepEmptyValue changes nothing: write keepEmptyValue: true, or remove the mutation", where)
+				continue
+			}
+		}
+		var why string
+		if op.Name, why = writable(name); why != "" {
+			c.bad(at(), "%s: %s", where, why)
+		}
+		out = append(out, op)
+	}
+	return out
+}
+
+func (c *filterReader) paramMutations(in []paramMutation) (out []model.MutationOp) {
+	for i := range in {
+		m := &in[i]
+		at := func(path ...string) []string {
+			return spec(append([]string{"typedConfig", "mutations", "queryParameterMutations", strconv.Itoa(i)}, path...)...)
+		}
+		where := fmt.Sprintf("typedConfig.mutations.queryParameterMutations[%d]", i)
+		var op model.MutationOp
+		switch {
+		case (m.Remove == nil) == (m.Append == nil):
+			c.bad(at(), "%s: write exactly one of remove and append", where)
+			continue
+		case m.Remove != nil:
+			op.Kind, op.Name = model.RemoveAll, *m.Remove
+		case (m.Append.Record == nil) == (m.Append.Entry == nil):
+			c.bad(at("append"), "%s: write record, with key and value", where)
+			continue
+		default:
+			op.Kind = model.MutationKind(c.enum(at("append", "action"), "", m.Append.Action, appendActions...))
+			if r := m.Append.Record; r != nil {
+				op.Name, op.Value = r.Key, c.literal(at("append", "record"), where, r.Value)
+			} else {
+				op.Name, op.Value = m.Append.Entry.Key, c.literal(at("append", "entry"), where, string(m.Append.Entry.Value))
+			}
+		}
+		if op.Name == "" || !httpmsg.ValidValue([]byte(op.Name)) || !httpmsg.ValidValue([]byte(op.Value)) {
+			c.bad(at(), "%s: parameter %.100q: a name that is not empty, and no control characters", where, op.Name)
+		}
+		out = append(out, op)
+	}
+	return out
+}
+
+// literal undoes Envoy's escape of a percent sign. A single one begins a
+// substitution there, like %REQ(x)%, which nothing here could make.
+func (c *filterReader) literal(path []string, where, s string) string {
+	if strings.Contains(strings.ReplaceAll(s, "%%", ""), "%") {
+		c.bad(path, "%s: value %.200q: substitutions of Envoy are not built: write text, and %%%% for a percent sign", where, s)
+	}
+	return strings.ReplaceAll(s, "%%", "%")
+}
+
+// The MeshConfig of the whole mesh, where there are several.
+const (
+	meshNamespace = "aether-system"
+	meshName      = "default"
+)
+
+// meshFacts are what a MeshConfig says; nothing when it is refused.
+type meshFacts struct {
+	object    string
+	semantics model.Semantics
+	refused   bool
+}
+
+// meshConfig reads a MeshConfig (contract 10.9, design 9).
+func (r *reader) meshConfig(o object) {
+	var m meshConfig
+	flaws := append(r.strict(o, &m), r.ownAnnotations(o, m.Annotations)...)
+	bad := func(path []string, format string, args ...any) {
+		flaws = append(flaws, flaw{"", o.at(path...), fmt.Sprintf(format, args...)})
+	}
+	f := &meshFacts{object: o.namespace + "/" + o.name}
+	if s := m.Spec.RouteSemantics; s != nil {
+		switch *s {
+		case model.Aether.String():
+		case model.GatewayAPI.String():
+			f.semantics = model.GatewayAPI
+		default:
+			bad(spec("routeSemantics"), "spec.routeSemantics %.100q does not exist: write %s or %s", *s, model.Aether, model.GatewayAPI)
+		}
+	}
+	if p := m.Spec.Proxy; p != nil {
+		rate := func(name string, v *float64, max float64) {
+			if v != nil && !(*v >= 0 && *v <= max) {
+				bad(spec("proxy", name), "spec.proxy.%s %v: write a number from 0 to %v", name, *v, max)
+			}
+		}
+		rate("accessLogSuccessSampleRate", p.AccessLogSuccessSampleRate, 100)
+		rate("traceSampleRate", p.TraceSampleRate, 1)
+		for _, s := range []struct {
+			name string
+			set  bool
+		}{{"accessLogsEnabled", p.AccessLogsEnabled != nil}, {"accessLogSuccessSampleRate", p.AccessLogSuccessSampleRate != nil},
+			{"tracingEnabled", p.TracingEnabled != nil}, {"traceSampleRate", p.TraceSampleRate != nil}, {"emitStatsPod", p.EmitStatsPod != nil}} {
+			if s.set {
+				r.report(o.String(), o.at(spec("proxy", s.name)...), "spec.proxy.%s is not built yet and changes nothing: it may stay", s.name)
+			}
+		}
+	}
+	if f.refused = r.refuse(o, flaws, "the object is not in force, and routeSemantics is Aether where it would be"); f.refused {
+		f.semantics = model.Aether
+	}
+	r.add(o, item{mesh: f})
+}
+
+// meshConfig takes the one MeshConfig that is for the whole mesh: that of
+// aether-system/default, else the first by name. A refused one is still the one:
+// another's words would not be what was asked for.
+func (b *builder) meshConfig(items []item) {
+	var all []item
+	for _, it := range items {
+		if it.mesh != nil {
+			all = append(all, it)
+		}
+	}
+	if len(all) == 0 {
+		return
+	}
+	first := slices.MinFunc(all, func(x, y item) int {
+		if px, py := x.mesh.object == meshNamespace+"/"+meshName, y.mesh.object == meshNamespace+"/"+meshName; px != py {
+			if px {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(x.mesh.object, y.mesh.object)
+	})
+	b.mesh.Semantics = first.mesh.semantics
+	for _, it := range all {
+		if it.mesh != first.mesh {
+			b.report(it, it.line, "is not in force: %s at %s is the mesh's; remove this one, or that", first.object, place(first.file, first.line))
+		}
+	}
+}

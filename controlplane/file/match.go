@@ -1,0 +1,202 @@
+package file
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/model"
+)
+
+// httpMatch reads matches[j]. It keeps what can be compared, wrong or not: a path
+// without a slash is one that no request has. What cannot be compared is left
+// out, which only widens the match.
+func (c *ruleReader) httpMatch(j int) model.Match {
+	var m model.Match
+	in := &c.in.http[j]
+	refuse := c.ofMatch(j)
+	if p := in.Path; p != nil {
+		kind, path := value(p.Type, gatewayv1.PathMatchPathPrefix), value(p.Value, "/")
+		switch kind {
+		case gatewayv1.PathMatchExact:
+			m.PathKind, m.Path = model.PathExact, path
+		case gatewayv1.PathMatchPathPrefix:
+			m.PathKind, m.Path = model.PathPrefix, path
+		case gatewayv1.PathMatchRegularExpression:
+			if why := badPattern(path); why != "" {
+				refuse("path", "path pattern %.200q %s", path, why)
+				break
+			}
+			m.PathKind, m.Path = model.PathRegex, path
+		default:
+			refuse("path", "path type %.100q does not exist: write Exact, PathPrefix or RegularExpression", kind)
+		}
+		if why := badPath(m.Path); (m.PathKind == model.PathExact || m.PathKind == model.PathPrefix) && why != "" {
+			refuse("path", "path %.200q %s", path, why)
+		}
+	}
+	if in.Method != nil {
+		m.Method = string(*in.Method)
+		if !slices.Contains(methods, m.Method) {
+			refuse("method", "method %.100q does not exist: write one of %s", m.Method, strings.Join(methods, ", "))
+		}
+	}
+	var headers, params []condition
+	for i := range in.Headers {
+		h := &in.Headers[i]
+		headers = append(headers, condition{string(h.Name), h.Value, string(value(h.Type, gatewayv1.HeaderMatchExact))})
+	}
+	for i := range in.QueryParams {
+		q := &in.QueryParams[i]
+		params = append(params, condition{string(q.Name), q.Value, string(value(q.Type, gatewayv1.QueryParamMatchExact))})
+	}
+	m.Headers = c.conditions(headers, j, "headers", "header")
+	m.Query = c.conditions(params, j, "queryParams", "parameter")
+	return m
+}
+
+// The names that the Gateway API allows in a GRPCRoute's exact matches.
+var (
+	grpcService = regexp.MustCompile(`^\.?[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_][A-Za-z_0-9]*)*$`)
+	grpcMethod  = regexp.MustCompile(`^[A-Za-z_][A-Za-z_0-9]*$`)
+)
+
+// grpcMatch reads matches[j] of a GRPCRoute, as httpMatch does.
+func (c *ruleReader) grpcMatch(j int) model.Match {
+	var m model.Match
+	in := &c.in.grpc[j]
+	refuse := c.ofMatch(j)
+	if g := in.Method; g != nil {
+		m.GRPC = &model.GRPCMatch{}
+		kind := value(g.Type, gatewayv1.GRPCMethodMatchExact)
+		m.GRPC.Regex = kind == gatewayv1.GRPCMethodMatchRegularExpression
+		element := func(field string, in *string, exact *regexp.Regexp) string {
+			switch {
+			case in == nil:
+				return ""
+			case *in == "":
+				refuse("method", "method.%s is empty: drop it for any, or write a name", field)
+				return ""
+			case m.GRPC.Regex:
+				if why := badPattern(*in); why != "" {
+					refuse("method", "method.%s pattern %.200q %s", field, *in, why)
+					return ""
+				}
+			case !exact.MatchString(*in):
+				refuse("method", "method.%s %.200q is no name of gRPC: letters, digits, _ and, in a service, dots", field, *in)
+			}
+			return *in
+		}
+		switch {
+		case kind != gatewayv1.GRPCMethodMatchExact && !m.GRPC.Regex:
+			refuse("method", "method.type %.100q does not exist: write Exact or RegularExpression", kind)
+		case g.Service == nil && g.Method == nil:
+			refuse("method", "method names neither service nor method: write one of them, or drop method")
+		default:
+			m.GRPC.Service = element("service", g.Service, grpcService)
+			m.GRPC.Method = element("method", g.Method, grpcMethod)
+		}
+	}
+	var headers []condition
+	for i := range in.Headers {
+		h := &in.Headers[i]
+		headers = append(headers, condition{string(h.Name), h.Value, string(value(h.Type, gatewayv1.GRPCHeaderMatchExact))})
+	}
+	m.Headers = c.conditions(headers, j, "headers", "header")
+	return m
+}
+
+// ofMatch is refuse for matches[j].
+func (c *ruleReader) ofMatch(j int) func(field, format string, args ...any) {
+	return func(field, format string, args ...any) {
+		c.refuse(c.at("matches", strconv.Itoa(j), field), "matches[%d]: %s", j, fmt.Sprintf(format, args...))
+	}
+}
+
+// condition is one header or parameter of a match.
+type condition struct{ name, value, kind string }
+
+// conditions reads a list of matches[j]. Of headers whose names differ in case
+// alone the first counts, as the Gateway API says.
+func (c *ruleReader) conditions(in []condition, j int, field, what string) (out []model.ValueMatch) {
+	refuse := c.ofMatch(j)
+	if len(in) > maxConditions {
+		refuse(field, "%d %s, the limit is %d: remove some", len(in), field, maxConditions)
+		in = in[:maxConditions]
+	}
+	for i, h := range in {
+		name, ok := fieldName(h.name)
+		if what != "header" {
+			name = h.name
+		}
+		m := model.ValueMatch{Name: name, Value: h.value, Regex: h.kind == "RegularExpression"}
+		same := func(o condition) bool { return o.name == h.name }
+		folded := func(o model.ValueMatch) bool { return o.Name == name }
+		switch {
+		case h.kind != "Exact" && !m.Regex:
+			refuse(field, "%s %.100q: match type %.100q does not exist: write Exact or RegularExpression", what, h.name, h.kind)
+			continue // cannot be compared
+		case !ok:
+			refuse(field, "%s name %.100q is not a field name: letters, digits and - only", what, h.name)
+		case slices.ContainsFunc(in[:i], same):
+			refuse(field, "%s %.100s stands twice: keep one", what, h.name)
+		case slices.ContainsFunc(out, folded):
+			c.report(c.at("matches", strconv.Itoa(j), field, strconv.Itoa(i)), "rules[%d]: matches[%d]: %s %.100s stands twice (case does not count), and the first counts: remove this one",
+				c.i, j, what, h.name)
+			continue
+		}
+		if m.Regex {
+			if why := badPattern(h.value); why != "" {
+				refuse(field, "%s %.100s: pattern %.200q %s", what, h.name, h.value, why)
+				continue
+			}
+		} else if h.value == "" {
+			refuse(field, "%s %.100s: no value: write what it must be, or a RegularExpression", what, h.name)
+		} else if what == "header" && !httpmsg.ValidValue([]byte(h.value)) {
+			refuse(field, "%s %.100s: value %.200q holds a control character: remove it", what, h.name, h.value)
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// methods that the Gateway API lets a match name.
+var methods = []string{"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"}
+
+// badPath says why no request could have this path (the Gateway API's own rules).
+func badPath(p string) string {
+	if !strings.HasPrefix(p, "/") {
+		return "does not begin with /: write it absolute"
+	}
+	for i := range len(p) {
+		if p[i] <= ' ' || p[i] == 0x7f || p[i] == '#' || p[i] == '?' {
+			return fmt.Sprintf("holds %q, which no path does: remove it", p[i])
+		}
+	}
+	low := strings.ToLower(p)
+	for _, bad := range []string{"//", "/./", "/../", "%2f"} {
+		if strings.Contains(low, bad) {
+			return fmt.Sprintf("holds %q: write it without", bad)
+		}
+	}
+	if strings.HasSuffix(p, "/.") || strings.HasSuffix(p, "/..") {
+		return "ends with a dot segment: write it without"
+	}
+	return ""
+}
+
+// fieldName gives a header's name in lower case, and whether it is one (RFC 9110 5.1).
+func fieldName(s string) (string, bool) {
+	b := []byte(s)
+	for i, c := range b {
+		if b[i] = httpmsg.Lower[c]; b[i] == 0 {
+			return s, false
+		}
+	}
+	return string(b), len(b) > 0
+}

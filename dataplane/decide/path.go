@@ -1,0 +1,313 @@
+package decide
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/model"
+	"aether/dataplane/snapshot"
+)
+
+// maxRounds is how often an escape may be escaped. What is still not plain then
+// is refused where there is policy.
+const maxRounds = 4
+
+// spelled reports whether a path could be read as another one.
+func spelled(path []byte) bool {
+	for i, c := range path {
+		switch c {
+		case '%', '\\', ';':
+			return true
+		case '/':
+			if i+1 < len(path) && (path[i+1] == '/' || path[i+1] == '.') {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// plain is the path, without its query, as the most forgiving application reads
+// it: escapes decoded until there are none, backslashes as slashes, no path
+// parameters, no empty elements, no dot segments (RFC 3986 5.2.4). A trailing slash stays. ok is
+// false when maxRounds were not enough. It allocates.
+func plain(path []byte) (out []byte, ok bool) {
+	b := append(make([]byte, 0, len(path)+1), path...)
+	for round := 0; bytes.IndexByte(b, '%') >= 0; round++ {
+		k := 0
+		for i := 0; i < len(b); k++ {
+			c, n := unescaped(b[i:])
+			b[k] = c
+			i += n
+		}
+		if k == len(b) {
+			break // what looks like an escape is none
+		}
+		if round == maxRounds {
+			return path, false
+		}
+		b = b[:k]
+	}
+	out = append(make([]byte, 0, len(b)+1), '/')
+	for i := 0; i < len(b); {
+		if b[i] == '/' || b[i] == '\\' {
+			i++
+			continue
+		}
+		end := i
+		for end < len(b) && b[end] != '/' && b[end] != '\\' {
+			end++
+		}
+		name := b[i:end]
+		closed := end < len(b)
+		i = end
+		if j := bytes.IndexByte(name, ';'); j >= 0 {
+			name = name[:j]
+		}
+		switch string(name) {
+		case "", ".":
+			continue
+		case "..":
+			if len(out) > 1 { // the root is above itself
+				out = out[:1+bytes.LastIndexByte(out[:len(out)-1], '/')]
+			}
+			continue
+		}
+		out = append(out, name...)
+		if closed {
+			out = append(out, '/')
+		}
+	}
+	return out, true
+}
+
+// spelling is design 9's path policy for a request at its source: if the path as
+// it is spelled and as it may be read choose different rules, neither may carry
+// policy. self is what no rule means; nil: such a request is refused. walks
+// names what a refused spelling could walk around.
+func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, r *httpmsg.Head, path, query []byte, t *Trace) (result reading, walks string) {
+	if !policed(p, self) {
+		return oneReading, ""
+	}
+	norm, ok := plain(path)
+	if !ok {
+		if t != nil {
+			t.add("path %q holds escapes more than %d deep", path, maxRounds)
+		}
+		return refused, policyName(p, chosen, self)
+	}
+	if bytes.Equal(norm, path) {
+		return oneReading, ""
+	}
+	if t != nil {
+		t.add("path %q may be read as %q: which rule is that?", path, norm)
+	}
+	other := self
+	if p != nil {
+		if a := match(p, r, norm, query, t); a != nil {
+			other = a.Rule
+		}
+	}
+	if other != chosen && (carries(chosen) || carries(other)) {
+		if t != nil {
+			t.add("the two spellings choose different rules (%s, %s), and policy is in force on one of them", ruleText(chosen), ruleText(other))
+		}
+		return refused, policyName(nil, other, chosen)
+	}
+	// One rule: what its RBAC says does not hang on the path here, where nobody is
+	// verified and no principal holds; the destination compares both (deliver).
+	return twoReadings, ""
+}
+
+// reading is what the path policy makes of a path.
+type reading uint8
+
+const (
+	oneReading  reading = iota // there is no other, or no policy to care
+	twoReadings                // and policy is to be asked about both
+	refused
+)
+
+// spellingOf is the filter whose verdict differs between two spellings; nil: none.
+func spellingOf(list []snapshot.RBAC, peer string, method, path, norm []byte, t *Trace) *snapshot.RBAC {
+	a, b := denies(list, peer, method, path, nil), denies(list, peer, method, norm, nil)
+	if (a == nil) == (b == nil) {
+		return nil
+	}
+	if a == nil {
+		a = b
+	}
+	if t != nil {
+		t.add("%s allows one of the spellings %q and %q only", a.Name, path, norm)
+	}
+	return a
+}
+
+// policed reports whether any rule of a port carries policy.
+func policed(p *snapshot.Program, self *snapshot.Rule) bool {
+	return carries(self) || p != nil && slices.ContainsFunc(p.Arms, func(a snapshot.Arm) bool { return carries(a.Rule) })
+}
+
+// carries reports whether access is decided in a rule. One that cannot be
+// honoured may have been meant to.
+func carries(r *snapshot.Rule) bool { return r != nil && (r.Invalid != "" || r.Pipe.Policy()) }
+
+// policyName is the first object that decides access, of the rules first and of the program then.
+func policyName(p *snapshot.Program, rules ...*snapshot.Rule) string {
+	if p != nil {
+		for i := range p.Arms {
+			rules = append(rules, p.Arms[i].Rule)
+		}
+	}
+	for _, r := range rules {
+		switch {
+		case !carries(r):
+		case r.Invalid != "":
+			return r.Name
+		default:
+			return firstPolicy(r.Pipe)
+		}
+	}
+	return ""
+}
+
+// firstPolicy names the first filter of p that decides access.
+func firstPolicy(p *snapshot.Pipe) string {
+	for i := range p.RBAC {
+		if !p.RBAC[i].Audit {
+			return p.RBAC[i].Name
+		}
+	}
+	if p.Authz != nil {
+		return p.Authz.Name
+	}
+	return ""
+}
+
+// editPath appends path and query of target, with an edit on the path, to dst
+// (Gateway API HTTPPathModifier; contract 10.2). prefix is the length of what a prefix match matched.
+func editPath(dst []byte, e model.PathEdit, target []byte, prefix int) []byte {
+	path, _ := cutPath(target)
+	switch {
+	case e.Kind == model.PathFull:
+		dst = append(dst, e.Value...)
+	case e.Kind == model.PathPrefixPart && (len(path) == 0 || path[0] == '/') && prefix <= len(path): // not "*"
+		value := e.Value
+		for len(value) > 0 && value[len(value)-1] == '/' {
+			value = value[:len(value)-1]
+		}
+		if value == "" && prefix == len(path) {
+			value = "/"
+		}
+		dst = append(append(dst, value...), path[prefix:]...)
+	default:
+		dst = append(dst, path...)
+	}
+	return append(dst, target[len(path):]...)
+}
+
+// editQuery changes the query of target by ops, in order. What is written goes
+// behind dst, which is returned, and out is the target then: target itself where
+// nothing changed. Parameters that no op names stay as they are spelled.
+func editQuery(dst []byte, ops []snapshot.Op, target []byte) (_, out []byte) {
+	for i := range ops {
+		start := len(dst)
+		if dst = appendQuery(dst, &ops[i], target); len(dst) > start {
+			target = dst[start:len(dst):len(dst)]
+		}
+	}
+	return dst, target
+}
+
+// appendQuery appends target with one change to dst; dst as it is where the op changes nothing.
+func appendQuery(dst []byte, o *snapshot.Op, target []byte) []byte {
+	path, query := cutPath(target)
+	_, there := parameter(query, string(o.Name))
+	add := false // behind all others
+	switch o.Kind {
+	case model.AppendIfExistsOrAdd:
+		add = true
+	case model.AddIfAbsent:
+		if there {
+			return dst
+		}
+		add = true
+	case model.OverwriteIfExistsOrAdd:
+		add = !there
+	case model.OverwriteIfExists, model.RemoveAll:
+		if !there {
+			return dst
+		}
+	}
+	dst = append(dst, path...)
+	sep := byte('?')
+	put := add
+	for len(query) > 0 {
+		var p []byte
+		p, query = nextParameter(query)
+		name, _ := cutParameter(p)
+		named := len(p) > 0 && decodesTo(name, string(o.Name)) && o.Kind != model.AppendIfExistsOrAdd
+		if named && (put || o.Kind == model.RemoveAll) {
+			continue
+		}
+		dst = append(dst, sep)
+		sep = '&'
+		if named {
+			put = true
+			dst = appendParameter(dst, o)
+			continue
+		}
+		dst = append(dst, p...)
+	}
+	if add {
+		dst = appendParameter(append(dst, sep), o)
+	}
+	return dst
+}
+
+// appendParameter writes name=value with everything escaped that is not unreserved (RFC 3986 2.3).
+func appendParameter(dst []byte, o *snapshot.Op) []byte {
+	return appendEscaped(append(appendEscaped(dst, o.Name), '='), o.Value)
+}
+
+func appendEscaped(dst, b []byte) []byte {
+	const digits = "0123456789ABCDEF"
+	for _, c := range b {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '.', c == '_', c == '~':
+			dst = append(dst, c)
+		default:
+			dst = append(dst, '%', digits[c>>4], digits[c&15])
+		}
+	}
+	return dst
+}
+
+// appendHost appends the host of an authority, without its port.
+func appendHost(dst, authority []byte) []byte {
+	if i := portAt(authority); i >= 0 {
+		authority = authority[:i]
+	}
+	return append(dst, authority...)
+}
+
+// portAt is the place of the colon before an authority's port, or -1. The colons of
+// an IPv6 address stand in brackets.
+func portAt(authority []byte) int {
+	i := bytes.LastIndexByte(authority, ':')
+	if i < 0 || bytes.IndexByte(authority[i:], ']') >= 0 {
+		return -1
+	}
+	return i
+}
+
+// appendAddress appends an address as the host of a URI (RFC 3986 3.2.2).
+func appendAddress(dst []byte, a netip.Addr) []byte {
+	a = a.Unmap()
+	if a.Is6() {
+		return append(a.WithZone("").AppendTo(append(dst, '[')), ']')
+	}
+	return a.AppendTo(dst)
+}
