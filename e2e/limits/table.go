@@ -117,6 +117,9 @@ var bounds = []bound{
 	{"mtls/record", "rekeyAfter", "records a key", "the key is changed by KeyUpdate (RFC 8446 5.5)"},
 	{"mtls/record", "maxPending", "bytes", "what crypto/tls wants sent and nobody collects: the connection ends"},
 
+	{"dataplane/authz", "MaxFields", "fields of a head that is asked about", "nobody is asked: the request is refused"},
+	{"dataplane/authz", "MaxBody", "bytes of a body in a question", "the rest is not sent, and the question says that the body is partial"},
+
 	{"controlplane/file", "maxConditions", "headers, or parameters, of a match", "the rule is refused, and matches by these alone; reported"},
 	{"controlplane/file", "maxServerNames", "hostnames of a TLSRoute", "the route is refused; reported"},
 	{"controlplane/file", "maxReasons", "reasons in an object's Invalid", "further ones are not said"},

@@ -100,8 +100,8 @@ func TestCase149(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, patience)
 	routes(t, ctx, "case149", "  - {matches: [{path: {value: /case149}}], backendRefs: ["+to("blue", 0)+"]}\n")
-	if got := asks(t, ctx, "/case149"); got.By != "" || got.status < 500 {
-		t.Errorf("got %d from %q, want a failure from nobody", got.status, got.By)
+	if got := asks(t, ctx, "/case149"); got.By != "" || got.status != 503 {
+		t.Errorf("got %d from %q, want 503 from nobody", got.status, got.By)
 	}
 }
 
@@ -358,7 +358,7 @@ spec:
 `)
 	first, l := legNamed("mp-tcpfirst")
 	for name, routed := range map[string]bool{
-		"web.secure.example": true, "Web.SECURE.Example": true,
+		"web.secure.example": true, "Web.SECURE.Example": true, "web.secure.example.": true,
 		"web.secure.example..": false, "other.secure.example": false, "secure.example": false,
 	} {
 		t.Run(name, func(t *testing.T) {
