@@ -46,14 +46,17 @@ const (
 	podAccepts = 64        // connections accepted for one pod in one iteration
 
 	lifeMargin  = 2 * time.Minute // a hop session takes no new requests this long before its certificates end
-	maxWaiters  = 1024            // requests that wait for one hop to be dialled
+	maxWaiters  = 1024            // requests that wait for one hop, or one HTTP/2 application
 	maxSessions = 4               // hop sessions a key (design 4.7)
+	maxAppH2    = 32              // connections to one port of an HTTP/2 application
 	maxIdleApp  = 256             // idle connections to one port of one application
 	lingerBytes = 64 << 20
 	lingerTime  = int64(2 * time.Second)
 	headTime    = int64(15 * time.Second) // first byte of a head to its last
 	idleDown    = int64(5 * time.Minute)  // downstream connection without a request
 	idleStream  = int64(5 * time.Minute)  // exchange without a byte either way
+	streamGrace = int64(5 * time.Second)  // that a client's HTTP/2 stream has longer, for an answer that says so
+	tickAfter   = int64(time.Second)      // between two Ticks of an HTTP/2 connection that is read from
 	trimAfter   = int64(2 * time.Second)  // an HTTP/2 connection without a stream gives its memory back
 	idleHop     = int64(30 * time.Second) // hop session without a stream
 	pingAfter   = int64(5 * time.Second)  // silence of a peer that owes an answer before it is asked whether it lives
@@ -224,6 +227,7 @@ type Loop struct {
 
 	in, big, out, bigOut [][]byte // free buffers
 	streams              []*h2stream
+	late                 []*h2stream // scratch of h2conn.expire
 
 	dead   []*exchange.Exchange // to be recycled after the flush
 	deadOf []*exchange.Pool

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 
@@ -384,13 +385,14 @@ type Sockets interface {
 
 // appPool is owned by a loop.
 type appPool struct {
-	l     *Loop
-	key   appKey
-	socks SocketPool
-	idle  []*h1client
-	h2    *h2conn
-	n     int
-	dead  bool
+	l       *Loop
+	key     appKey
+	socks   SocketPool
+	idle    []*h1client
+	h2      sessions
+	waiting bool // h2: a socket is being made
+	n       int
+	dead    bool
 }
 
 // Send sends x to addr from the pod's namespace: to an application, or, with a
@@ -400,6 +402,7 @@ func (l *Loop) Send(x *exchange.Exchange, pod *Pod, socks SocketPool, addr netip
 	p := l.apps[k]
 	if p == nil {
 		p = &appPool{l: l, key: k, socks: socks}
+		p.h2 = sessions{l: l, more: p.dialMoreH2, check: func() {}}
 		l.apps[k] = p
 	}
 	p.send(x)
@@ -416,24 +419,21 @@ func (l *Loop) DropScope(scope *ConnInfo, addr netip.AddrPort, h2 bool) {
 
 func (p *appPool) send(x *exchange.Exchange) {
 	if p.key.h2 {
-		if p.h2 != nil && !p.h2.closed && p.h2.h2.Available() > 0 {
-			p.h2.request(x)
+		p.h2.send(x)
+		return
+	}
+	for n := len(p.idle); n > 0; n = len(p.idle) {
+		c := p.idle[n-1] // the one used last: the likeliest to be alive
+		p.idle[n-1] = nil
+		p.idle = p.idle[:n-1]
+		switch {
+		case c.closed:
+		case c.readable(): // bytes that nobody asked for may lie there: no answer to this request
+			c.idle = false
+			c.gone(exchange.NoError)
+		default:
+			c.take(x)
 			return
-		}
-	} else {
-		for n := len(p.idle); n > 0; n = len(p.idle) {
-			c := p.idle[n-1] // the one used last: the likeliest to be alive
-			p.idle[n-1] = nil
-			p.idle = p.idle[:n-1]
-			switch {
-			case c.closed:
-			case c.readable(): // bytes that nobody asked for may lie there: no answer to this request
-				c.idle = false
-				c.gone(exchange.NoError)
-			default:
-				c.take(x)
-				return
-			}
 		}
 	}
 	v6 := p.key.addr.Addr().Unmap().Is6()
@@ -467,20 +467,6 @@ func (p *appPool) send(x *exchange.Exchange) {
 }
 
 func (p *appPool) dial(x *exchange.Exchange, fd int) {
-	if p.key.h2 {
-		if p.h2 == nil || p.h2.closed || p.h2.h2.Available() == 0 {
-			c, err := p.l.dialH2(p.key.pod, fd, p.key.addr)
-			if err != nil {
-				x.ResponseGone(exchange.Connect)
-				return
-			}
-			p.h2 = c
-		} else {
-			unix.Close(fd)
-		}
-		p.h2.request(x)
-		return
-	}
 	c, err := p.l.dialHTTP1(p.key.pod, fd, p.key.addr, p)
 	if err != nil {
 		x.ResponseGone(exchange.Connect)
@@ -488,6 +474,45 @@ func (p *appPool) dial(x *exchange.Exchange, fd int) {
 	}
 	p.n++
 	c.take(x)
+}
+
+// dialMoreH2 connects to an HTTP/2 application once more, if it may, and gives
+// those that wait to the connection.
+func (p *appPool) dialMoreH2() {
+	if p.waiting || p.dead || len(p.h2.conns) >= maxAppH2 {
+		return
+	}
+	p.waiting = true
+	if fd, ok := p.socks.Get(p.key.addr.Addr().Unmap().Is6()); ok {
+		p.dialH2(fd, nil)
+		return
+	}
+	p.socks.Request(p.key.addr.Addr().Unmap().Is6(), func(fd int, err error) {
+		if perr := p.l.Post(func() { p.dialH2(fd, err) }); perr != nil && err == nil {
+			unix.Close(fd)
+		}
+	})
+}
+
+// dialH2 goes on with a socket, or without.
+func (p *appPool) dialH2(fd int, err error) {
+	p.waiting = false
+	if p.dead {
+		if err == nil {
+			unix.Close(fd)
+		}
+		return
+	}
+	if err == nil {
+		var c *h2conn
+		if c, err = p.l.dialH2(p.key.pod, fd, p.key.addr, &p.h2); err == nil {
+			c.retireAt = math.MaxInt64
+			p.h2.conns = append(p.h2.conns, c)
+			p.h2.wake()
+			return
+		}
+	}
+	p.h2.fail(err, exchange.Connect)
 }
 
 func (p *appPool) put(c *h1client) {
@@ -524,7 +549,5 @@ func (p *appPool) close() {
 		c.idle = false
 		c.gone(exchange.NoError)
 	}
-	if p.h2 != nil {
-		p.h2.Fail(errPodGone)
-	}
+	p.h2.close(errPodGone, exchange.Closed)
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,7 +22,8 @@ type h2conn struct {
 	left  []byte // a frame's first part, nil when none
 	unfed bool   // left came with the connection and was never fed
 	info  *ConnInfo
-	hop   *Hop // the source's hop session
+	in    *sessions // those of which this is one
+	hop   bool      // the source's hop session, which is asked whether it lives
 
 	client     bool
 	connecting bool
@@ -35,6 +37,7 @@ type h2conn struct {
 	life       reactor.Timer
 	pinged     int64 // hop: time of a PING that nothing has followed; 0: none
 	full       bool  // server: not read from because the client does not read
+	ticked     int64 // time of the codec's last Tick
 }
 
 // h2stream is one stream's adapter between http2 and exchange.
@@ -42,7 +45,9 @@ type h2stream struct {
 	c        *h2conn
 	s        *http2.Stream // nil once it is over on the wire: it is another request's by then
 	x        *exchange.Exchange
-	pend     []byte // received data that the exchange refused
+	moved    int64  // time of the last byte of a message either way
+	pend     []byte // received data that the exchange refused: pend[off:]
+	off      int
 	trailers []httpmsg.Field
 	pendEnd  bool
 	pendTr   bool // trailers follow pend
@@ -91,9 +96,9 @@ func (c *h2conn) start(first []byte) {
 	c.mark()
 }
 
-// dialH2 starts an h2c connection to an application.
-func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort) (*h2conn, error) {
-	c := &h2conn{client: true}
+// dialH2 starts an h2c connection to an application, one of in.
+func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort, in *sessions) (*h2conn, error) {
+	c := &h2conn{client: true, in: in}
 	if err := socket.StartConnect(fd, addr); err != nil {
 		unix.Close(fd)
 		return nil, err
@@ -110,8 +115,8 @@ func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort) (*h2conn, error) {
 }
 
 // newHopConn puts a hop session whose handshake is done on the loop.
-func (l *Loop) newHopConn(pod *Pod, fd int, rec record.Conn, hop *Hop) (*h2conn, error) {
-	c := &h2conn{client: true, hop: hop}
+func (l *Loop) newHopConn(pod *Pod, fd int, rec record.Conn, in *sessions) (*h2conn, error) {
+	c := &h2conn{client: true, in: in, hop: true}
 	c.h2 = http2.New(http2.Config{ConnWindow: h2Window}, c)
 	if err := c.open(l, pod, fd, rec, c); err != nil {
 		return nil, err
@@ -199,7 +204,8 @@ func (c *h2conn) Run() {
 		c.pump()
 		return
 	}
-	quiet := c.l.Now() - c.active
+	now := c.l.Now()
+	quiet := now - c.active
 	limit := idleDown
 	if c.client {
 		limit = idleHop
@@ -211,21 +217,64 @@ func (c *h2conn) Run() {
 	switch {
 	case c.connecting:
 		c.end(exchange.Connect)
-	case !busy && quiet < trimAfter:
+	case busy && (quiet < limit || !c.client):
+		c.l.Arm(&c.timer, c, c.expire(now))
+	case busy:
+		c.end(exchange.Timeout) // nothing at all came: so is what it carries
+	case c.closing && quiet < pingWait:
+		c.l.Arm(&c.timer, c, pingWait-quiet)
+	case c.closing: // the peer does not say that it knows
+		c.end(exchange.NoError)
+	case quiet < trimAfter:
 		c.l.Arm(&c.timer, c, trimAfter-quiet)
 	case quiet < limit:
-		c.h2.Idle() // does nothing with streams open
+		c.h2.Idle()
 		c.l.Arm(&c.timer, c, limit-quiet)
-	case busy:
-		c.end(exchange.Timeout)
-	case c.closing: // GOAWAY did not get out
-		c.end(exchange.NoError)
 	default:
 		c.h2.Shutdown(http2.NoError)
 		c.goaway, c.closing = true, true
-		c.l.Arm(&c.timer, c, limit)
+		c.active = now // from here on it has pingWait
+		c.l.Arm(&c.timer, c, pingWait)
 		c.mark()
 	}
+}
+
+// expire ends the streams on which no byte of their messages has moved for
+// idleStream, however busy the connection is: a client with shut windows would
+// hold what its streams hold for ever. It returns when to look again. A
+// server's streams have streamGrace more, so that the answer to a request whose
+// upstream ran out of time is the service's.
+func (c *h2conn) expire(now int64) (next int64) {
+	limit := idleStream
+	if !c.client {
+		limit += streamGrace
+	}
+	next = limit
+	late := c.l.late[:0]
+	c.h2.Each(func(s *http2.Stream) {
+		st, _ := s.User.(*h2stream)
+		switch {
+		case st == nil:
+		case now-st.moved >= limit:
+			late = append(late, st)
+		default:
+			next = min(next, limit-(now-st.moved))
+		}
+	})
+	for _, st := range late {
+		x := st.x
+		switch {
+		case st.dead:
+		case c.client:
+			st.Abort(exchange.Timeout)
+			x.ResponseGone(exchange.Timeout)
+		default:
+			x.Abort(exchange.Timeout)
+		}
+	}
+	clear(late)
+	c.l.late = late[:0]
+	return max(next, int64(time.Second))
 }
 
 func (c *h2conn) mark() {
@@ -272,12 +321,17 @@ func (c *h2conn) pump() {
 		}
 		c.unfed = false
 		c.owed, c.pinged = 0, 0
+		if now := c.l.Now(); now-c.ticked >= tickAfter {
+			c.ticked = now
+			c.h2.Tick()
+		}
 		if !c.feed(buf[:k+n]) {
 			return
 		}
-		if c.hop != nil && c.h2.Streams() > 0 { // it owes more
+		if c.hop && c.h2.Streams() > 0 { // it owes more
 			c.owed = c.l.Now()
 		}
+		c.freed() // SETTINGS may have come
 	}
 }
 
@@ -314,8 +368,8 @@ func (c *h2conn) end(code exchange.Code) {
 		return
 	}
 	c.goaway = true
-	if c.hop != nil {
-		c.hop.lost(c) // first: what is sent anew is not to come back here
+	if c.in != nil {
+		c.in.lost(c, code) // first: what is sent anew is not to come back here
 	}
 	if code == exchange.Connect {
 		c.h2.Abort(http2.RefusedStream)
@@ -369,6 +423,10 @@ func (c *h2conn) Flush() {
 	if c.closed {
 		return
 	}
+	if _, err := c.h2.Feed(nil); err != nil { // heads that are not read
+		c.end(exchange.Protocol)
+		return
+	}
 	c.flushOut()
 	if c.closed || c.wblk {
 		return
@@ -379,7 +437,7 @@ func (c *h2conn) Flush() {
 		return
 	}
 	if c.h2.Streams() == 0 {
-		if c.closing || c.goaway && c.client {
+		if c.h2.Done() || c.goaway && c.client {
 			c.end(exchange.NoError)
 			return
 		}
@@ -394,14 +452,14 @@ func (c *h2conn) request(x *exchange.Exchange) {
 		x.ResponseGone(exchange.Refused)
 		return
 	}
-	if c.hop != nil && c.owed == 0 { // a request that is given up later was not answered either
+	if c.hop && c.owed == 0 { // a request that is given up later was not answered either
 		c.owed = c.l.Now()
 		if !c.life.Armed() {
 			c.l.Arm(&c.life, (*liveness)(c), pingAfter)
 		}
 	}
 	st := c.l.getStream()
-	st.c, st.s, st.x = c, s, x
+	st.c, st.s, st.x, st.moved = c, s, x, c.l.Now()
 	s.User = st
 	x.Forward(st)
 }
@@ -420,7 +478,7 @@ func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 		return
 	}
 	st := c.l.getStream()
-	st.c, st.s, st.remote = c, s, end
+	st.c, st.s, st.remote, st.moved = c, s, end, c.l.Now()
 	s.User = st
 	st.x = c.info.Pool.Begin(st, h, end, c.info, c.l.Now())
 	st.x.Ask()
@@ -433,6 +491,7 @@ func (c *h2conn) OnData(s *http2.Stream, p []byte, end bool) {
 		s.Credit(len(p))
 		return
 	}
+	st.moved = c.l.Now()
 	if len(st.pend) > 0 { // bounded by the window we gave
 		st.pend = append(st.pend, p...)
 		st.pendEnd = end
@@ -510,9 +569,7 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 	if c.client {
 		x.Cause = c.cause
 		x.ResponseGone(fromH2(code, c.connecting))
-		if c.hop != nil && len(c.hop.waiters) > 0 {
-			c.hop.wake()
-		}
+		c.freed()
 		return
 	}
 	x.RequestGone(exchange.Cancel)
@@ -535,8 +592,8 @@ func (c *h2conn) OnWritable(s *http2.Stream) {
 // OnGoAway is http2.Handler.
 func (c *h2conn) OnGoAway(uint32, http2.Code) {
 	c.goaway = true
-	if c.hop != nil {
-		c.hop.retire(c)
+	if c.in != nil {
+		c.in.retire(c)
 	}
 	c.mark()
 }
@@ -592,8 +649,13 @@ func (st *h2stream) finish() {
 	if !c.client && x != nil {
 		c.l.release(c.info.Pool, x)
 	}
-	if c.hop != nil && len(c.hop.waiters) > 0 {
-		c.hop.wake()
+	c.freed()
+}
+
+// freed: a stream has ended, and its place may be another's.
+func (c *h2conn) freed() {
+	if c.in != nil && len(c.in.waiters) > 0 {
+		c.in.wake()
 	}
 }
 
@@ -636,7 +698,9 @@ func (st *h2stream) WriteData(p []byte, end bool) int {
 		return len(p)
 	}
 	n := st.s.WriteData(p, end)
-	st.ended(end && n == len(p))
+	if n > 0 || len(p) == 0 {
+		st.ended(end && n == len(p))
+	}
 	return n
 }
 
@@ -651,7 +715,8 @@ func (st *h2stream) WriteTrailers(f []httpmsg.Field) {
 
 func (st *h2stream) ended(end bool) {
 	st.c.mark()
-	st.c.active = st.c.l.Now()
+	st.moved = st.c.l.Now()
+	st.c.active = st.moved
 	if !end {
 		return
 	}
@@ -669,14 +734,18 @@ func (st *h2stream) Resume() {
 		return
 	}
 	if len(st.pend) > 0 {
-		n := st.offer(st.pend, st.pendEnd)
+		n := st.offer(st.pend[st.off:], st.pendEnd)
 		if st.dead {
 			return
 		}
-		st.pend = st.pend[:copy(st.pend, st.pend[n:])]
-		if len(st.pend) > 0 {
+		if st.off += n; st.off < len(st.pend) {
+			if 2*st.off >= len(st.pend) { // moving what is left costs less than what has gone
+				st.pend = st.pend[:copy(st.pend, st.pend[st.off:])]
+				st.off = 0
+			}
 			return
 		}
+		st.pend, st.off = st.pend[:0], 0
 		if st.pendEnd {
 			st.remote = true
 			st.settle()

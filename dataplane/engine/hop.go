@@ -12,7 +12,8 @@ import (
 	"aether/mtls/record"
 )
 
-// ErrHopFull: too many requests wait for a session to one destination.
+// ErrHopFull: too many requests wait for a session to one destination, or for a
+// connection of an HTTP/2 application.
 var ErrHopFull = errors.New("engine: too many requests wait for a session to this destination")
 
 // ErrSilent: the peer of a session answers nothing any more, not even PING.
@@ -26,16 +27,24 @@ type DialHop func(ctx context.Context) (fd int, rec record.Conn, life time.Durat
 
 // Hop is the sessions of one key (design 4.7) on one loop. All methods run on it.
 type Hop struct {
-	l       *Loop
+	sessions
 	pod     *Pod
 	dial    DialHop
-	empty   func()    // called when no session is left and none is being made
+	empty   func() // called when no session is left and none is being made
+	dialing bool
+	cancel  context.CancelFunc
+}
+
+// sessions are the HTTP/2 connections to one destination, and the requests
+// that wait for one of them: each takes as many streams at once as its peer allows.
+type sessions struct {
+	l       *Loop
 	conns   []*h2conn // take new requests
 	old     []*h2conn // take none any more, by age or GOAWAY; their streams go on
 	waiters []waiter
-	dialing bool
+	more    func() // makes a further connection, if there may be one
+	check   func() // one has ended: perhaps nothing is left
 	closed  bool
-	cancel  context.CancelFunc
 }
 
 // waiter is a request that waits for a session. Its exchange may end meanwhile.
@@ -48,37 +57,44 @@ func (w waiter) alive() bool { return w.x.Gen == w.gen && !w.x.Over() }
 
 // NewHop makes a hop without a session. empty is called whenever the last session is gone.
 func (l *Loop) NewHop(pod *Pod, dial DialHop, empty func()) *Hop {
-	h := &Hop{l: l, pod: pod, dial: dial, empty: empty}
+	h := &Hop{pod: pod, dial: dial, empty: empty}
+	h.sessions = sessions{l: l, more: h.dialMore, check: h.emptied}
 	l.hops[h] = struct{}{}
 	return h
 }
 
 // Send sends x over a session that has room, or over a new one once it is there.
-func (h *Hop) Send(x *exchange.Exchange) {
-	if c := h.room(); c != nil {
-		c.request(x)
-		return
+func (h *Hop) Send(x *exchange.Exchange) { h.send(x) }
+
+func (s *sessions) send(x *exchange.Exchange) {
+	if len(s.waiters) == 0 { // else they come first
+		if c := s.room(); c != nil {
+			c.request(x)
+			return
+		}
 	}
-	if h.closed || len(h.waiters) >= maxWaiters {
+	if s.closed || len(s.waiters) >= maxWaiters {
 		x.Cause = ErrHopFull
 		x.ResponseGone(exchange.Refused)
 		return
 	}
 	x.Park()
-	h.waiters = append(h.waiters, waiter{x, x.Gen})
-	h.more()
+	s.waiters = append(s.waiters, waiter{x, x.Gen})
+	s.wake()
 }
 
-func (h *Hop) room() *h2conn {
-	for i := 0; i < len(h.conns); {
-		c := h.conns[i]
-		if c.retireAt < h.l.Now() {
+// room returns a session that takes a request now. A new one takes a single
+// request until it has said how many it takes: what it refused would have been sent for nothing.
+func (s *sessions) room() *h2conn {
+	for i := 0; i < len(s.conns); {
+		c := s.conns[i]
+		if c.retireAt < s.l.Now() {
 			c.goaway = true // a fresh session shows a fresh certificate
 			c.mark()
-			h.aside(c)
+			s.aside(c)
 			continue
 		}
-		if !c.goaway && !c.closed && c.h2.Available() > 0 {
+		if !c.goaway && !c.closed && c.h2.Available() > 0 && (c.h2.Settled() || c.h2.Streams() == 0) {
 			return c
 		}
 		i++
@@ -86,16 +102,83 @@ func (h *Hop) room() *h2conn {
 	return nil
 }
 
+// unsettled reports whether a session may have room as soon as its peer says so.
+func (s *sessions) unsettled() bool {
+	return slices.ContainsFunc(s.conns, func(c *h2conn) bool { return !c.h2.Settled() && !c.goaway && !c.closed })
+}
+
 // aside takes c out of use, so that it is in no other session's way.
-func (h *Hop) aside(c *h2conn) {
-	if i := slices.Index(h.conns, c); i >= 0 {
-		h.conns = slices.Delete(h.conns, i, i+1)
-		h.old = append(h.old, c)
+func (s *sessions) aside(c *h2conn) {
+	if i := slices.Index(s.conns, c); i >= 0 {
+		s.conns = slices.Delete(s.conns, i, i+1)
+		s.old = append(s.old, c)
 	}
 }
 
-// more dials a further session if the key may have one.
-func (h *Hop) more() {
+// wake gives waiting requests to sessions that have room again.
+func (s *sessions) wake() {
+	for len(s.waiters) > 0 {
+		w := s.waiters[0]
+		if w.alive() {
+			c := s.room()
+			if c == nil {
+				if !s.unsettled() {
+					s.more()
+				}
+				return
+			}
+			s.waiters = s.waiters[1:]
+			c.request(w.x)
+			continue
+		}
+		s.waiters = s.waiters[1:]
+	}
+	s.waiters = nil
+}
+
+// fail tells those that wait now: one that comes again waits anew.
+func (s *sessions) fail(cause error, code exchange.Code) {
+	for n := len(s.waiters); n > 0 && len(s.waiters) > 0; n-- {
+		w := s.waiters[0]
+		s.waiters = s.waiters[1:]
+		if w.alive() {
+			w.x.Cause = cause
+			w.x.ResponseGone(code)
+		}
+	}
+}
+
+// retire takes a session out of use; its streams go on.
+func (s *sessions) retire(c *h2conn) {
+	s.aside(c)
+	s.wake()
+	s.check()
+}
+
+// lost forgets a session that ends.
+func (s *sessions) lost(c *h2conn, code exchange.Code) {
+	s.aside(c)
+	if i := slices.Index(s.old, c); i >= 0 {
+		s.old = slices.Delete(s.old, i, i+1)
+	}
+	if code == exchange.Connect || !s.closed && !c.h2.Settled() { // the next would fail alike
+		s.fail(c.cause, exchange.Connect)
+	}
+	s.wake()
+	s.check()
+}
+
+// close ends all sessions at once.
+func (s *sessions) close(cause error, code exchange.Code) {
+	s.closed = true
+	s.fail(cause, code)
+	for _, c := range slices.Concat(s.conns, s.old) {
+		c.end(code)
+	}
+}
+
+// dialMore dials a further session if the key may have one.
+func (h *Hop) dialMore() {
 	if h.dialing || h.closed || len(h.conns) >= maxSessions {
 		return
 	}
@@ -119,7 +202,7 @@ func (h *Hop) dialled(fd int, rec record.Conn, life time.Duration, err error) {
 	}
 	if err == nil {
 		var c *h2conn
-		if c, err = h.l.newHopConn(h.pod, fd, rec, h); err != nil {
+		if c, err = h.l.newHopConn(h.pod, fd, rec, &h.sessions); err != nil {
 			unix.Close(fd)
 		} else {
 			c.retireAt = h.l.Now() + int64(max(life-lifeMargin, life/2))
@@ -128,54 +211,11 @@ func (h *Hop) dialled(fd int, rec record.Conn, life time.Duration, err error) {
 			return
 		}
 	}
-	for n := len(h.waiters); n > 0; n-- { // those that are here now: one that failed may come again
-		w := h.waiters[0]
-		h.waiters = h.waiters[1:]
-		if w.alive() {
-			w.x.Cause = err
-			w.x.ResponseGone(exchange.Connect)
-		}
-	}
+	h.fail(err, exchange.Connect)
 	h.check()
 }
 
-// wake gives waiting requests to sessions that have room again.
-func (h *Hop) wake() {
-	for len(h.waiters) > 0 {
-		w := h.waiters[0]
-		if w.alive() {
-			c := h.room()
-			if c == nil {
-				h.more()
-				return
-			}
-			h.waiters = h.waiters[1:]
-			c.request(w.x)
-			continue
-		}
-		h.waiters = h.waiters[1:]
-	}
-	h.waiters = nil
-}
-
-// retire takes a session out of use; its streams go on.
-func (h *Hop) retire(c *h2conn) {
-	h.aside(c)
-	h.wake()
-	h.check()
-}
-
-// lost forgets a session that ends.
-func (h *Hop) lost(c *h2conn) {
-	h.aside(c)
-	if i := slices.Index(h.old, c); i >= 0 {
-		h.old = slices.Delete(h.old, i, i+1)
-	}
-	h.wake()
-	h.check()
-}
-
-func (h *Hop) check() {
+func (h *Hop) emptied() {
 	if len(h.conns)+len(h.old) == 0 && !h.dialing && len(h.waiters) == 0 {
 		delete(h.l.hops, h)
 		if h.empty != nil && !h.closed {
@@ -190,22 +230,11 @@ func (h *Hop) Close(cause error) {
 	if h.closed {
 		return
 	}
-	h.closed = true
 	delete(h.l.hops, h)
 	if h.cancel != nil {
 		h.cancel()
 	}
-	q := h.waiters
-	h.waiters = nil
-	for _, w := range q {
-		if w.alive() {
-			w.x.Cause = cause
-			w.x.ResponseGone(exchange.Closed)
-		}
-	}
-	for _, c := range slices.Concat(h.conns, h.old) {
-		c.end(exchange.Closed)
-	}
+	h.close(cause, exchange.Closed)
 	if h.empty != nil {
 		h.empty()
 	}

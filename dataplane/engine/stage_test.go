@@ -68,6 +68,9 @@ func newStage(t testing.TB, cfg Config) *stage {
 		}
 	})
 	fds, routines := openFDs(), runtime.NumGoroutine()
+	if cfg.MaxLoops == 0 { // what tests keep beside a loop, such as its hop, is that one loop's
+		cfg.MaxLoops = 1
+	}
 	e, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -163,6 +163,12 @@ func (w *world) run() {
 			l := w.links[w.rnd.Intn(len(w.links))]
 			moved = l.move(w.rnd.Intn(2), w.rnd.Intn(2) == 0, 1+w.rnd.Intn(1+w.rnd.Intn(4000)))
 		}
+		if len(w.reapers) > 0 && w.rnd.Intn(500) == 0 { // a graceful end, of either server's, loses nothing
+			if s := w.reapers[w.rnd.Intn(len(w.reapers))]; s.server && s.st == open && !s.going {
+				s.going = true // a second call would not wait for the client to know
+				s.c.Shutdown(http2.NoError)
+			}
+		}
 		w.recycle()
 		if moved {
 			still = 0
@@ -824,10 +830,12 @@ func (u *up1) Abort(exchange.Code) { u.x, u.st = nil, broken }
 
 // h2side is one end of an HTTP/2 connection with what sits on it.
 type h2side struct {
-	w    *world
-	c    *http2.Conn
-	left []byte
-	st   closing
+	w      *world
+	c      *http2.Conn
+	server bool
+	going  bool
+	left   []byte
+	st     closing
 }
 
 func (s *h2side) pending() []byte { return s.c.Out() }
@@ -874,8 +882,8 @@ func (w *world) newUp2(first bool) {
 	d := &driver2{up: true}
 	d.w = w
 	d.c = http2.New(http2.Config{StreamWindow: w.window, ConnWindow: 65535}, d)
-	p := &peer2{server: true, first: first}
-	p.w = w
+	p := &peer2{first: first}
+	p.w, p.server = w, true
 	p.c = http2.New(http2.Config{Server: true, StreamWindow: w.window, ConnWindow: 65535}, p)
 	w.up2 = &d.h2side
 	w.reapers = append(w.reapers, &d.h2side, &p.h2side)
@@ -909,6 +917,9 @@ func (d *driver2) OnData(s *http2.Stream, p []byte, end bool) {
 	if len(a.pend) > 0 {
 		a.pend = append(a.pend, p...)
 		a.pendEnd = end
+		if len(a.pend) > max(d.w.window, 65535) { // which a peer may use until it has our SETTINGS
+			d.w.t.Fatalf("%d bytes wait for one stream\n%s", len(a.pend), d.w.dump())
+		}
 		a.leave()
 		return
 	}
@@ -1317,8 +1328,7 @@ func (p *plan) response1(rnd *rand.Rand) (b []byte) {
 // peer2 is the client, or all servers behind one connection.
 type peer2 struct {
 	h2side
-	server bool
-	first  bool
+	first bool
 }
 
 // talk is a stream of peer2.

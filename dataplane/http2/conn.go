@@ -36,7 +36,9 @@ type Conn struct {
 	lastPeer   uint32 // server: highest identifier the peer used
 	goneLast   uint32 // what our GOAWAY said
 	peerLast   uint32 // what the peer's GOAWAY said
-	goingAway  bool   // our GOAWAY is queued
+	goingAway  bool   // our GOAWAY that names the last stream is queued
+	draining   bool   // the one before it is, which only warns
+	drainPong  uint64 // the PONG that says that the peer knows
 	peerGoAway bool
 	closed     ring // streams that are over
 
@@ -73,10 +75,10 @@ type Conn struct {
 	cookie []byte // crumbs joined
 
 	// What the peer may not do for ever; see the bounds in http2.go.
-	empty    int
+	useless  int // frames; negative: useful ones made up for as many beforehand
 	provoked int
-	rapid    int // streams the peer reset before we answered
-	settings int
+	rapid    int  // streams the peer reset before we answered
+	overfull bool // more than maxHeads is queued: Feed ends the connection
 
 	pings, pongs uint64
 }
@@ -142,14 +144,14 @@ func (c *Conn) Sent(n int) {
 
 // Open begins a client's request: WriteHead follows. The errors are
 // ErrTooManyStreams (the peer's SETTINGS_MAX_CONCURRENT_STREAMS, taken as 100
-// until they arrive, or MaxStreams), ErrGoAway and ErrStreamIDs.
+// until they arrive, or MaxStreams, or 4 MiB wait to be sent), ErrGoAway and ErrStreamIDs.
 func (c *Conn) Open() (*Stream, error) {
 	switch {
 	case c.err != nil || c.goingAway || c.peerGoAway:
 		return nil, ErrGoAway
 	case c.nextID > maxStreamID:
 		return nil, ErrStreamIDs
-	case c.open >= c.maxOpen():
+	case c.open >= c.maxOpen() || len(c.out)-c.off > maxHeads/2:
 		return nil, ErrTooManyStreams
 	}
 	s := c.newStream(c.nextID)
@@ -161,11 +163,15 @@ func (c *Conn) maxOpen() int { return int(min(c.peerMax, c.cfg.MaxStreams)) }
 
 // Available returns how many streams Open would give now.
 func (c *Conn) Available() int {
-	if c.err != nil || c.goingAway || c.peerGoAway || c.nextID > maxStreamID {
+	if c.err != nil || c.goingAway || c.peerGoAway || c.nextID > maxStreamID || len(c.out)-c.off > maxHeads/2 {
 		return 0
 	}
 	return max(0, min(c.maxOpen()-c.open, int(maxStreamID-c.nextID)/2+1))
 }
+
+// Settled reports whether the peer's first SETTINGS have come, and with them its
+// limits.
+func (c *Conn) Settled() bool { return c.gotSettings }
 
 // Streams returns how many streams are not over.
 func (c *Conn) Streams() int { return c.open }
@@ -189,14 +195,48 @@ func (c *Conn) Ping() {
 // this and its input stand still after Ping has a dead peer.
 func (c *Conn) Pongs() uint64 { return c.pongs }
 
-// Shutdown queues GOAWAY with the last stream taken. Open streams go on; a
-// server refuses new ones with REFUSED_STREAM, a client's Open fails. Close
-// when Streams is 0. Later calls do nothing.
+// Shutdown begins an end that loses no request. Open streams go on; a client's
+// Open fails. A server with NoError warns the client first (GOAWAY with the
+// highest identifier there is, RFC 9113 6.8) and goes on taking requests until
+// the client has answered the PING that follows: what it sent before it knew
+// is served. Then, or at the second call, or at once with another code, GOAWAY
+// names the last stream taken and later ones get REFUSED_STREAM. Close when
+// Done. Further calls do nothing.
 func (c *Conn) Shutdown(code Code) {
-	if c.goingAway || c.err != nil {
-		return
+	switch {
+	case c.goingAway || c.err != nil:
+	case c.cfg.Server && code == NoError && !c.draining:
+		c.draining = true
+		c.out = appendUint32(appendFrame(c.out, 8, frameGoAway, 0, 0), maxStreamID)
+		c.out = appendUint32(c.out, uint32(NoError))
+		c.Ping()
+		c.drainPong = c.pings
+	default:
+		c.goAway(code, "")
 	}
-	c.goAway(code, "")
+}
+
+// Done reports whether Shutdown has come to its end: the last stream is named, and
+// none is open. What is left is to flush Out and close.
+func (c *Conn) Done() bool { return c.goingAway && c.open == 0 }
+
+// Tick says that a second or more has passed since the last one: what the peer
+// did before that moved no request forward is forgiven, if not all of it at once. A
+// driver without a clock need not call it.
+func (c *Conn) Tick() {
+	c.useless = min(c.useless, 0)
+	c.provoked = max(0, c.provoked-forgiven)
+	c.rapid = max(0, c.rapid-forgotten)
+}
+
+// Each calls f for every stream that is not over, in no order. f must call no
+// command of any stream.
+func (c *Conn) Each(f func(s *Stream)) {
+	for i := range c.table.slots {
+		if s := c.table.slots[i].s; s != nil {
+			f(s)
+		}
+	}
 }
 
 // goAway queues GOAWAY; debug is for whoever reads the peer's log.
@@ -310,7 +350,7 @@ func (c *Conn) newStream(id uint32) *Stream {
 func (c *Conn) finish(s *Stream) {
 	c.remove(s)
 	c.closed.add(s.id, false)
-	c.rapid, c.provoked, c.settings = max(0, c.rapid-1), max(0, c.provoked-1), max(0, c.settings-1)
+	c.rapid, c.provoked = max(0, c.rapid-1), max(0, c.provoked-1)
 }
 
 // drop forgets a stream that ended early, by our doing or not. What it holds

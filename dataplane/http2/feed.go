@@ -66,8 +66,12 @@ func appendReset(dst []byte, id uint32, code Code) []byte {
 // buffer of 9+16384 bytes always lets Feed go on. b is not kept and not written to.
 //
 // An error is a *ConnError: every stream has had OnReset with its code, and
-// GOAWAY is in Out.
+// GOAWAY is in Out. A driver that has given commands and has no input calls Feed
+// without any before it waits: heads that the peer does not read end the connection too.
 func (c *Conn) Feed(b []byte) (n int, err error) {
+	if c.overfull {
+		c.fail(EnhanceYourCalm, "too many heads queued for a peer that does not read them")
+	}
 	for c.err == nil {
 		p := b[n:]
 		if c.preface > 0 {
@@ -135,6 +139,8 @@ func (c *Conn) frame(typ, flags byte, id uint32, p []byte) {
 			c.fail(ProtocolError, "PRIORITY on stream 0 (6.3)")
 		case len(p) != 5:
 			c.fail(FrameSizeError, "PRIORITY is not 5 bytes (6.3)")
+		default:
+			c.wasted(1)
 		}
 	case frameRSTStream:
 		c.rstStream(id, p)
@@ -151,8 +157,13 @@ func (c *Conn) frame(typ, flags byte, id uint32, p []byte) {
 		case flags&flagAck == 0:
 			c.out = append(appendFrame(c.out, 8, framePing, flagAck, 0), p...)
 			c.answered()
+			c.wasted(1)
 		case c.pongs < c.pings && binary.BigEndian.Uint64(p) == c.pongs+1:
-			c.pongs++
+			if c.pongs++; c.draining && !c.goingAway && c.pongs >= c.drainPong {
+				c.goAway(NoError, "")
+			}
+		default: // an answer to nothing
+			c.wasted(1)
 		}
 	case frameGoAway:
 		c.peerGoesAway(id, p)
@@ -160,8 +171,9 @@ func (c *Conn) frame(typ, flags byte, id uint32, p []byte) {
 		c.windowUpdate(id, p)
 	case frameContinuation:
 		c.continuation(flags, p)
+	default: // ignored (5.5)
+		c.wasted(1)
 	}
-	// Any other type is ignored (5.5).
 }
 
 // answered counts a frame queued because of one of the peer's: a peer that
@@ -173,8 +185,15 @@ func (c *Conn) answered() {
 	}
 }
 
-// useful says that the peer moved a request forward.
-func (c *Conn) useful() { c.empty = max(0, c.empty-10) }
+// useful says that a request moved forward.
+func (c *Conn) useful() { c.useless = max(-maxBanked, c.useless-usefulWorth) }
+
+// wasted counts work, in frames, that moved no request forward (RFC 9113 10.5).
+func (c *Conn) wasted(n int) {
+	if c.useless += n; c.useless > maxUseless {
+		c.fail(EnhanceYourCalm, "too many frames that move no request forward")
+	}
+}
 
 // stream returns the open stream that the peer can know by id, or nil.
 func (c *Conn) stream(id uint32) *Stream {
@@ -229,16 +248,17 @@ func (c *Conn) beginData(flags byte, id uint32, length int, hd []byte) {
 	case int64(length) > c.recvWin:
 		c.fail(FlowControlError, "DATA beyond the connection's window (6.9)")
 		return
-	case data > 0:
-		c.useful()
-	case !end:
-		if c.empty++; c.empty > maxEmpty {
-			c.fail(EnhanceYourCalm, "too many empty DATA frames")
+	}
+	s := c.stream(id)
+	switch {
+	case data == 0 && (!end || s == nil):
+		if c.wasted(1); c.err != nil {
 			return
 		}
+	case s != nil && (end || data >= smallData):
+		c.useful()
 	}
 	c.recvWin -= int64(length)
-	s := c.stream(id)
 	code := NoError
 	switch {
 	case s == nil && c.closed.get(id) == endedWell || s != nil && s.recvEnd:
@@ -387,7 +407,9 @@ func (c *Conn) block(id uint32, p []byte, end bool) {
 	case !c.cfg.Server:
 		if c.idle(id) {
 			c.fail(ProtocolError, "HEADERS on an idle stream (5.1)")
-		} // else it was under way when we reset the stream
+		} else { // under way when we reset the stream
+			c.wasted(1)
+		}
 	case id&1 == 0:
 		c.fail(ProtocolError, "a client's stream has an even identifier (5.1.1)")
 	case id > c.lastPeer:
@@ -399,6 +421,8 @@ func (c *Conn) block(id uint32, p []byte, end bool) {
 			c.fail(StreamClosed, "HEADERS on a stream that the client had ended (5.1)")
 		case how == unknown && !c.closed.forgot:
 			c.fail(ProtocolError, "a stream identifier is smaller than one before it (5.1.1)")
+		default: // under way when we reset the stream
+			c.wasted(1)
 		}
 	}
 }
@@ -411,6 +435,9 @@ func (c *Conn) request(id uint32, tooLarge, end bool) {
 		c.out = appendReset(c.out, id, RefusedStream)
 		c.closed.add(id, true)
 		c.answered()
+		if c.acked { // else it may not know of the limit yet
+			c.wasted(1)
+		}
 		return
 	case !tooLarge:
 		left, ok := c.requestHead(end)
@@ -498,6 +525,7 @@ func (c *Conn) rstStream(id uint32, p []byte) {
 	}
 	s := c.stream(id)
 	if s == nil {
+		c.wasted(1)
 		return
 	}
 	c.stats.PeerResets++
@@ -507,7 +535,7 @@ func (c *Conn) rstStream(id uint32, p []byte) {
 	// A stream reset before it was answered has cost work and freed its place at
 	// once (CVE-2023-44487).
 	if rapid {
-		if c.rapid++; c.rapid > max(maxProvoked, int(c.cfg.MaxStreams)) {
+		if c.rapid++; c.rapid > max(maxRapid, int(c.cfg.MaxStreams)) {
 			c.fail(EnhanceYourCalm, "too many streams reset before their answer")
 		}
 	} else {
@@ -527,8 +555,7 @@ func (c *Conn) peerSettings(flags byte, id uint32, p []byte) {
 		c.settingsAcked()
 		return
 	}
-	if c.settings++; c.settings > maxSettings {
-		c.fail(EnhanceYourCalm, "too many SETTINGS")
+	if c.wasted(1 + len(p)/settingsWork); c.err != nil {
 		return
 	}
 	if !c.gotSettings { // nothing said is no limit (6.5.2)
@@ -568,6 +595,9 @@ func (c *Conn) peerSettings(flags byte, id uint32, p []byte) {
 	}
 	c.out = appendFrame(c.out, 0, frameSettings, flagAck, 0)
 	if window != c.peerInit {
+		if c.wasted(c.open / streamsWork); c.err != nil {
+			return
+		}
 		c.moveWindows(window - c.peerInit)
 		c.peerInit = window
 	}
@@ -624,6 +654,9 @@ func (c *Conn) peerGoesAway(id uint32, p []byte) {
 		last = min(last, c.peerLast) // it must not rise (6.8)
 	}
 	c.peerGoAway, c.peerLast = true, last
+	if c.wasted(1 + len(c.table.slots)/streamsWork); c.err != nil {
+		return
+	}
 	c.h.OnGoAway(last, code)
 	if !c.cfg.Server {
 		c.doom(func(s *Stream) bool { return s.id > last || !s.sentHead }, RefusedStream)
@@ -633,6 +666,9 @@ func (c *Conn) peerGoesAway(id uint32, p []byte) {
 func (c *Conn) windowUpdate(id uint32, p []byte) {
 	if len(p) != 4 {
 		c.fail(FrameSizeError, "WINDOW_UPDATE is not 4 bytes (6.9)")
+		return
+	}
+	if c.wasted(1); c.err != nil {
 		return
 	}
 	n := int64(binary.BigEndian.Uint32(p) & maxWindow)

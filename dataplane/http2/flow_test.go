@@ -224,7 +224,7 @@ func TestSendWindows(t *testing.T) {
 	}
 }
 
-// TestReceiveWindows: credit is given back in halves of a window, padding and
+// TestReceiveWindows (case 60): credit is given back in halves of a window, padding and
 // skipped DATA at once, and nothing leaks.
 func TestReceiveWindows(t *testing.T) {
 	w := newWire(t, Config{Server: true, StreamWindow: 70000, ConnWindow: 100000})
@@ -425,9 +425,9 @@ func TestShutdown(t *testing.T) {
 	w.head(1, false, postRoot...)
 	w.head(3, true, getRoot...)
 	w.feed()
-	w.c.Shutdown(NoError)
 	w.c.Shutdown(InternalError)
-	w.sends("GOAWAY 3 NO_ERROR")
+	w.c.Shutdown(NoError)
+	w.sends("GOAWAY 3 INTERNAL_ERROR")
 	w.head(5, false, postRoot...)
 	w.WriteData(5, true, []byte("x"))
 	w.h.take()
@@ -440,6 +440,9 @@ func TestShutdown(t *testing.T) {
 	}
 	w.sends("HEADERS 1 :status=204 end\nHEADERS 3 :status=204 end")
 	balanced(t, w.c)
+	if !w.c.Done() {
+		t.Error("not done with no stream left")
+	}
 	w.WritePing(true, [8]byte{}) // an error after it names the same stream
 	w.WriteWindowUpdate(0, 0)
 	w.want("", "PROTOCOL_ERROR")
@@ -453,7 +456,61 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// TestPeerGoAway: streams above the last are refused (and may be retried), the
+// TestGracefulShutdown: a request that was under way when the server began to
+// shut down is served, and none is begun after the client knows.
+func TestGracefulShutdown(t *testing.T) {
+	begin := func() *wire {
+		w := server(t)
+		w.head(1, true, getRoot...)
+		w.feed()
+		w.c.Ping() // somebody else's
+		w.c.Shutdown(NoError)
+		w.sends("PING 0000000000000001 ack=false\nGOAWAY 2147483647 NO_ERROR\nPING 0000000000000002 ack=false")
+		w.h.take()
+		w.head(3, true, getRoot...) // under way
+		w.WritePing(true, [8]byte{7: 1})
+		w.want("3 head GET http://a/ len=0 end", "")
+		w.sends("")
+		if w.c.Done() {
+			t.Error("done with two streams open")
+		}
+		return w
+	}
+	w := begin()
+	w.WritePing(true, [8]byte{7: 2})
+	w.want("", "")
+	w.sends("GOAWAY 3 NO_ERROR")
+	w.head(5, true, getRoot...)
+	w.want("", "")
+	w.sends("RST_STREAM 5 REFUSED_STREAM")
+	w.c.Shutdown(NoError)
+	w.sends("")
+	w.h.streams[1].WriteHead(respond(204), true)
+	if w.c.Done() {
+		t.Error("done with a stream open")
+	}
+	w.h.streams[3].WriteHead(respond(204), true)
+	w.sends("HEADERS 1 :status=204 end\nHEADERS 3 :status=204 end")
+	if !w.c.Done() {
+		t.Error("not done with no stream left")
+	}
+
+	// A client that does not answer the PING: the second call is the last word.
+	w = begin()
+	w.c.Shutdown(NoError)
+	w.sends("GOAWAY 3 NO_ERROR")
+	w.WritePing(true, [8]byte{7: 2})
+	w.want("", "")
+	w.sends("")
+
+	// An error meanwhile names the last stream.
+	w = begin()
+	w.WriteWindowUpdate(0, 0)
+	w.want("1 reset PROTOCOL_ERROR\n3 reset PROTOCOL_ERROR", "PROTOCOL_ERROR")
+	w.sends("GOAWAY 3 PROTOCOL_ERROR")
+}
+
+// TestPeerGoAway (cases 61, 67): streams above the last are refused (and may be retried), the
 // others finish, new ones are not begun.
 func TestPeerGoAway(t *testing.T) {
 	w := newWire(t, Config{})

@@ -123,6 +123,14 @@ func play(t *testing.T, client bool, in []byte, size int, rng *rand.Rand) outcom
 		if client {
 			return
 		}
+		switch s.ID() % 32 {
+		case 15: // which only an event can do at the same place however the input is cut
+			s.c.Shutdown(NoError)
+		case 23:
+			s.c.Tick()
+		case 31:
+			s.c.Ping()
+		}
 		switch s.ID() % 8 {
 		case 1:
 			s.WriteHead(respond(204), true)

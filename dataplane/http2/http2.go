@@ -87,14 +87,28 @@ const (
 
 	maxQueued        = 256 << 10 // DATA is not queued beyond this much unsent output
 	maxAcks          = 4096      // frames queued in answer to the peer's, not sent yet
+	maxHeads         = 8 << 20   // unsent output, heads and trailers included, which wait for no window
 	maxContinuations = 128       // frames of one header block
-	maxEmpty         = 1000      // empty DATA frames, less ten for each useful frame
-	maxProvoked      = 100       // streams the peer made us reset, less those that ended well
 	maxInterim       = 64        // 1xx heads of a response
 	maxEnded         = 4096      // streams that wait for Reap
-	maxSettings      = 1000      // SETTINGS of the peer, less one for each stream that ended well
 	peerStreams      = 100       // streams the peer is taken to allow before its SETTINGS came
 	maxStreamID      = 1<<31 - 1
+
+	// What a peer may do that costs work and moves no request forward (RFC 9113
+	// 10.5). Each Tick forgives the first wholly, and of the others the parts named.
+	maxUseless  = 1000             // frames, less usefulWorth for each that is useful
+	usefulWorth = 10               // useless frames that a useful one makes up for
+	maxBanked   = 10 * maxUseless  // useless frames that useful ones made up for beforehand
+	smallData   = 5                // bytes of DATA that make a frame useful: what a gRPC message has at least
+	smallWrite  = 8                // bytes of ours that a window lets through and that make a frame useful
+	maxProvoked = 100              // streams the peer made us reset, less those that ended well
+	maxRapid    = 100              // streams the peer reset before their answer, less those that ended well; or Config.MaxStreams, if larger
+	forgiven    = maxProvoked / 10 // of maxProvoked, a Tick
+	forgotten   = maxRapid         // of maxRapid, a Tick
+
+	// How much of other work counts as a useless frame.
+	settingsWork = 64 // bytes of SETTINGS
+	streamsWork  = 16 // streams that one SETTINGS or GOAWAY looks at
 )
 
 // Config of a Conn. The zero value is a client with the defaults.

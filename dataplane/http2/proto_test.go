@@ -161,7 +161,7 @@ func TestConnErrors(t *testing.T) {
 			}
 		}, EnhanceYourCalm},
 		{"SETTINGS flood", func(w *wire) {
-			for range maxSettings + 1 {
+			for range maxUseless + maxBanked + 1 {
 				w.WriteSettings()
 			}
 		}, EnhanceYourCalm},
@@ -188,7 +188,7 @@ func TestFloods(t *testing.T) {
 	t.Run("empty DATA", func(t *testing.T) {
 		w := server(t)
 		w.head(1, false, postRoot...)
-		for range maxEmpty {
+		for range maxUseless + usefulWorth - 1 { // the request made up for some
 			w.WriteData(1, false, nil)
 		}
 		if code := w.feed(); code != "" {

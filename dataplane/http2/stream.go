@@ -49,9 +49,10 @@ func (s *Stream) Window() int {
 // fields are left out (RFC 9113 8.2.2), whatever h says; an empty Scheme is
 // "http", an empty Path "/" (no path for a plain CONNECT). A client's CONNECT
 // with Upgrade is an extended one, which needs PeerAllowsConnect. A second
-// final head is ignored. Heads do not wait for windows or the bound on queued
-// output: a connection may queue one head and trailers a stream beyond it. A response whose Status is not 100-999 resets the
-// stream with InternalError.
+// final head is ignored. Heads and trailers do not wait for windows or the bound on queued
+// output, but a server's of which the client lets 8 MiB wait end the connection: this
+// one is dropped, and the next Feed says so. A response whose Status is not
+// 100-999 resets the stream with InternalError.
 func (s *Stream) WriteHead(h *httpmsg.Head, end bool) {
 	c := s.c
 	if s.over || s.sentHead || c.err != nil {
@@ -65,6 +66,9 @@ func (s *Stream) WriteHead(h *httpmsg.Head, end bool) {
 		}
 		interim = h.Status < 200
 		end = end && !interim
+		if c.full() {
+			return
+		}
 	} else if s.id < c.lastSent { // a stream opened later went first
 		if c.nextID > maxStreamID {
 			c.drop(s, true)
@@ -119,6 +123,9 @@ func (s *Stream) WriteData(p []byte, end bool) (n int) {
 			flags = flagEndStream
 		}
 		c.out = append(appendFrame(c.out, m, frameData, flags, s.id), q[:m]...)
+		if n == len(p) || m >= smallWrite { // else a window lets crumbs through
+			c.useful()
+		}
 		if q = q[m:]; flags != 0 {
 			s.endSend()
 			break
@@ -130,7 +137,7 @@ func (s *Stream) WriteData(p []byte, end bool) (n int) {
 // WriteTrailers queues trailers, which end the send side. They need WriteHead first.
 func (s *Stream) WriteTrailers(f []httpmsg.Field) {
 	c := s.c
-	if s.over || !s.sentHead || s.sentEnd || c.err != nil {
+	if s.over || !s.sentHead || s.sentEnd || c.err != nil || c.full() {
 		return
 	}
 	o := c.beginHead(s.id)
@@ -163,6 +170,7 @@ func (s *Stream) Reset(code Code) {
 	}
 	if c.cfg.Server || s.sentHead { // else the peer has not heard of it
 		c.out = appendReset(c.out, s.id, code)
+		c.useful() // frames of it are under way, through no fault of the peer's
 	}
 	c.drop(s, true)
 }
@@ -191,6 +199,12 @@ func (s *Stream) giveBack(n int) {
 	s.recvWin += int64(s.credit)
 	s.c.out = appendUint32(appendFrame(s.c.out, 4, frameWindowUpdate, 0, s.id), uint32(s.credit))
 	s.credit = 0
+}
+
+// full reports whether heads and trailers have no place any more.
+func (c *Conn) full() bool {
+	c.overfull = c.overfull || c.cfg.Server && len(c.out)-c.off > maxHeads
+	return c.overfull
 }
 
 // beginHead starts a HEADERS frame of unknown length and returns where.

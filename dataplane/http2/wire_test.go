@@ -206,3 +206,15 @@ func balanced(t testing.TB, c *Conn) {
 		t.Fatalf("%d streams open, %d in the table (%d)", c.open, len(seen), c.table.n)
 	}
 }
+
+// doomed is what the Handler is told when the connection fails with the streams
+// that are open now.
+func (w *wire) doomed(code string) string {
+	var lines []string
+	for i := range w.c.table.slots { // in the order in which doom takes them
+		if s := w.c.table.slots[i].s; s != nil {
+			lines = append(lines, fmt.Sprintf("%d reset %s", s.id, code))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
