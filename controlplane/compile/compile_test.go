@@ -195,3 +195,18 @@ func TestInputUntouched(t *testing.T) {
 		t.Error("the model was changed")
 	}
 }
+
+// TestContradiction: two rows of one address that differ are not served, even with
+// another row between them, and the other is.
+func TestContradiction(t *testing.T) {
+	m := modeltest.Mesh(t, "pods shop/cart*3 8080")
+	m.Endpoints[2].IP = m.Endpoints[0].IP
+	s, problems := compile.Compile(m)
+	set := s.Endpoints(s.Service(model.ServiceName{Namespace: "shop", Name: "cart"}).Port(8080).Backend)
+	if set.Len() != 1 || set.At(0).Pod != m.Endpoints[1].Pod {
+		t.Errorf("%d endpoints are served, want %s alone", set.Len(), m.Endpoints[1].Pod)
+	}
+	if len(problems) != 2 {
+		t.Errorf("problems %v, want one for each of the two", problems)
+	}
+}

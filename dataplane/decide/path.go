@@ -198,10 +198,14 @@ func editPath(dst []byte, e model.PathEdit, target []byte, prefix int) []byte {
 		for len(value) > 0 && value[len(value)-1] == '/' {
 			value = value[:len(value)-1]
 		}
-		if value == "" && prefix == len(path) {
+		rest := path[prefix:]
+		if len(path) == 1 { // the root is no element: "/" by "/n" is "/n"
+			rest = nil
+		}
+		if value == "" && len(rest) == 0 {
 			value = "/"
 		}
-		dst = append(append(dst, value...), path[prefix:]...)
+		dst = append(append(dst, value...), rest...)
 	default:
 		dst = append(dst, path...)
 	}

@@ -1,0 +1,526 @@
+package reference
+
+import (
+	"regexp"
+	"regexp/syntax"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/model"
+)
+
+// Bounds of what a route may be made of.
+const (
+	maxPattern  = 1024 // bytes
+	maxProgram  = 4096 // instructions
+	maxBackends = 64
+	maxFilters  = 32
+	maxArms     = 1024
+)
+
+// wants reports whether routes of the kind are about ports of the class.
+func wants(k model.RouteKind, c model.Class) bool {
+	switch k {
+	case model.HTTPRoute, model.GRPCRoute:
+		return c == model.HTTP
+	case model.TCPRoute:
+		return c == model.TCP
+	case model.TLSRoute:
+		return c != model.HTTP
+	}
+	return false
+}
+
+// attached are the ports of s that the parentRef attaches the route to (10.1).
+// 0 stands for every port that is not HTTP, declared or not, of a TLSRoute.
+func attached(r *model.Route, ref model.ParentRef, s *service) (out []uint16) {
+	if r.Kind == model.TLSRoute && ref.Port == 0 {
+		return []uint16{0}
+	}
+	for _, p := range s.ports {
+		if wants(r.Kind, p.class) && (ref.Port == 0 || ref.Port == p.number) {
+			out = append(out, p.number)
+		}
+	}
+	return out
+}
+
+// aRouteNames: some route is attached to the service (4.9). Where several objects
+// contradict each other nobody knows its ports: to be named is enough then, so
+// that the refusal is on every way in.
+func (w *world) aRouteNames(s *service, contradicted bool) bool {
+	for i := range w.m.Routes {
+		r := &w.m.Routes[i]
+		for _, ref := range r.Parents {
+			if ref.Service == s.name && (contradicted && r.Kind != 0 || len(attached(r, ref, s)) > 0) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// routesOn are the routes of one kind attached to a port, and only those of one
+// group: the producer's (callers of any namespace), or one namespace's consumers'.
+func (w *world) routesOn(s *service, n uint16, k model.RouteKind, group string) (out []*model.Route) {
+	for i := range w.m.Routes {
+		r := &w.m.Routes[i]
+		if r.Kind != k || r.Namespace != group {
+			continue
+		}
+		for _, ref := range r.Parents {
+			if ref.Service == s.name && slices.Contains(attached(r, ref, s), n) {
+				out = append(out, r)
+				break
+			}
+		}
+	}
+	sort.SliceStable(out, func(i, j int) bool { return older(out[i], out[j]) })
+	return out
+}
+
+// older is Gateway API's tie-break: age, then name.
+func older(a, b *model.Route) bool {
+	if !a.Created.Equal(b.Created) {
+		return a.Created.Before(b.Created)
+	}
+	return a.Namespace+"/"+a.Name < b.Namespace+"/"+b.Name
+}
+
+// httpRoutes are those that govern a port for a caller: a consumer's own, where it
+// has any there, else the producer's (GEP-1426); GRPCRoutes before HTTPRoutes.
+func (w *world) httpRoutes(s *service, n uint16, caller string) []*model.Route {
+	groups := []string{s.name.Namespace}
+	if caller != s.name.Namespace {
+		groups = []string{caller, s.name.Namespace}
+	}
+	for _, g := range groups {
+		for _, k := range []model.RouteKind{model.GRPCRoute, model.HTTPRoute} {
+			if routes := w.routesOn(s, n, k, g); len(routes) > 0 {
+				return routes
+			}
+		}
+	}
+	return nil
+}
+
+// tcpRoute is the one TCPRoute in force on a port for a caller: the oldest of the
+// group.
+func (w *world) tcpRoute(s *service, n uint16, caller string) *model.Route {
+	groups := []string{s.name.Namespace}
+	if caller != s.name.Namespace {
+		groups = []string{caller, s.name.Namespace}
+	}
+	for _, g := range groups {
+		if routes := w.routesOn(s, n, model.TCPRoute, g); len(routes) > 0 {
+			return routes[0]
+		}
+	}
+	return nil
+}
+
+// tlsArm is one server name of a TLSRoute, with the rules behind it.
+type tlsArm struct {
+	name  string // lower case; "*." and a suffix where it is wild
+	route *model.Route
+	rules []model.Rule
+}
+
+// tlsArms are in force for a dial to port d: not on an HTTP port, nor on 18081
+// where the service serves HTTP at all (4.2 step 1).
+func (w *world) tlsArms(s *service, d uint16, caller string) []tlsArm {
+	p, declared := s.port(d)
+	if declared && p.class == model.HTTP {
+		return nil
+	}
+	if d == model.PortProxy && slices.ContainsFunc(s.ports, func(p port) bool { return p.class == model.HTTP }) {
+		return nil
+	}
+	groups := []string{s.name.Namespace}
+	if caller != s.name.Namespace {
+		groups = []string{caller, s.name.Namespace}
+	}
+	for _, g := range groups {
+		ports := []uint16{0, d}
+		if raw, ok := s.rawPort(); ok && !declared && d == model.PortRaw && raw.number != 0 { // it spells that port (4.12)
+			ports = append(ports, raw.number)
+		}
+		var arms []tlsArm
+		for _, n := range ports {
+			for _, r := range w.routesOn(s, n, model.TLSRoute, g) {
+				for _, name := range r.ServerNames {
+					for i := range min(len(r.Rules), 1) { // every rule has the route's names: the first takes all
+						arms = append(arms, tlsArm{strings.ToLower(name), r, r.Rules[i : i+1]})
+					}
+				}
+			}
+		}
+		if len(arms) > 0 {
+			return arms
+		}
+	}
+	return nil
+}
+
+// twice: there are two routes of this kind and name; neither is honoured.
+func (w *world) twice(r *model.Route) bool {
+	n := 0
+	for i := range w.m.Routes {
+		o := &w.m.Routes[i]
+		if o.Kind == r.Kind && o.Namespace == r.Namespace && o.Name == r.Name {
+			n++
+		}
+	}
+	return n > 1
+}
+
+// arm is one match of one rule, as Gateway API orders and compares them.
+type arm struct {
+	route *model.Route
+	rule  int
+	match model.Match
+	at    int // of the match in its rule
+}
+
+// arms of the routes of a port, the most specific first (10.3).
+func arms(routes []*model.Route) (out []arm) {
+	for _, r := range routes {
+		for i, rule := range r.Rules {
+			if len(rule.Matches) == 0 {
+				out = append(out, arm{r, i, model.Match{}, 0})
+			}
+			for j, m := range rule.Matches {
+				out = append(out, arm{r, i, m, j})
+			}
+		}
+	}
+	sort.SliceStable(out, func(i, j int) bool { return before(out[i], out[j]) })
+	return out
+}
+
+// before is the precedence of Gateway API (HTTPRouteRule.matches,
+// GRPCRouteRule.matches).
+func before(a, b arm) bool {
+	for _, by := range [][2]int{
+		{pathRank(a.match), pathRank(b.match)},
+		{pathLength(a.match), pathLength(b.match)},
+		{grpcLength(a.match, false), grpcLength(b.match, false)},
+		{grpcLength(a.match, true), grpcLength(b.match, true)},
+		{grpcExact(a.match), grpcExact(b.match)},
+		{hasMethod(a.match), hasMethod(b.match)},
+		{distinct(a.match.Headers), distinct(b.match.Headers)},
+		{distinct(a.match.Query), distinct(b.match.Query)},
+	} {
+		if by[0] != by[1] {
+			return by[0] > by[1]
+		}
+	}
+	switch {
+	case a.route != b.route:
+		return older(a.route, b.route)
+	case a.rule != b.rule:
+		return a.rule < b.rule
+	}
+	return a.at < b.at
+}
+
+// pathRank: exact above regex above prefix; no path is the prefix "/".
+func pathRank(m model.Match) int {
+	switch m.PathKind {
+	case model.PathExact:
+		return 2
+	case model.PathRegex:
+		return 1
+	}
+	return 0
+}
+
+// pathLength counts characters; a prefix without its trailing slash.
+func pathLength(m model.Match) int {
+	switch m.PathKind {
+	case model.PathAny:
+		return 0
+	case model.PathPrefix:
+		return len(strings.TrimRight(m.Path, "/"))
+	}
+	return len(m.Path)
+}
+
+func grpcLength(m model.Match, method bool) int {
+	switch {
+	case m.GRPC == nil:
+		return 0
+	case method:
+		return len(m.GRPC.Method)
+	}
+	return len(m.GRPC.Service)
+}
+
+func grpcExact(m model.Match) int {
+	if m.GRPC != nil && m.GRPC.Regex {
+		return 0
+	}
+	return 1
+}
+
+func hasMethod(m model.Match) int {
+	if m.Method != "" {
+		return 1
+	}
+	return 0
+}
+
+// distinct: of one name twice the first counts.
+func distinct(of []model.ValueMatch) int { return len(firstOfEach(of)) }
+
+func firstOfEach(of []model.ValueMatch) (out []model.ValueMatch) {
+	for _, v := range of {
+		if !slices.ContainsFunc(out, func(o model.ValueMatch) bool { return o.Name == v.Name }) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// holds reports whether all parts of the match do, for a path without query.
+func (a arm) holds(r *httpmsg.Head, path, query string) bool {
+	m := a.match
+	return pathHolds(m, path) && grpcHolds(m.GRPC, path) &&
+		(m.Method == "" || m.Method == string(r.Method)) &&
+		allHold(m.Headers, func(v model.ValueMatch) bool { return headerHolds(v, r) }) &&
+		allHold(m.Query, func(v model.ValueMatch) bool { return queryHolds(v, query) })
+}
+
+// allHold: a condition with a pattern that is refused is none (its rule is invalid,
+// and takes at least what it asked for, so that nothing of it falls to another rule).
+func allHold(of []model.ValueMatch, holds func(model.ValueMatch) bool) bool {
+	for _, v := range firstOfEach(of) {
+		if v.Regex && !patternValid(v.Value) {
+			continue
+		}
+		if !holds(v) {
+			return false
+		}
+	}
+	return true
+}
+
+// pathHolds is 10.2. A path that does not begin with "/" can match nothing. A
+// pattern that is refused matches everything (its rule is invalid, so that what
+// it asked for falls to no other rule).
+func pathHolds(m model.Match, path string) bool {
+	switch m.PathKind {
+	case model.PathExact:
+		return strings.HasPrefix(m.Path, "/") && path == m.Path
+	case model.PathPrefix:
+		if !strings.HasPrefix(m.Path, "/") {
+			return false
+		}
+		p := strings.TrimRight(m.Path, "/")
+		return p == "" || path == p || strings.HasPrefix(path, p+"/")
+	case model.PathRegex:
+		return wholeMatch(m.Path, path)
+	}
+	return true
+}
+
+// grpcHolds: the path is "/service/method", exactly two elements (10.6).
+func grpcHolds(g *model.GRPCMatch, path string) bool {
+	if g == nil {
+		return true
+	}
+	service, method := g.Service, g.Method
+	if g.Regex && !patternValid(service) {
+		service = "" // as of other conditions
+	}
+	if g.Regex && !patternValid(method) {
+		method = ""
+	}
+	if service == "" && method == "" {
+		return true
+	}
+	parts := strings.Split(path, "/")
+	if len(parts) != 3 || parts[0] != "" || parts[1] == "" || parts[2] == "" {
+		return false
+	}
+	element := func(want, got string) bool {
+		switch {
+		case want == "":
+			return true
+		case g.Regex:
+			return wholeMatch(want, got)
+		}
+		return want == got
+	}
+	return element(service, parts[1]) && element(method, parts[2])
+}
+
+// headerHolds: lines of one name are one value (RFC 9110 5.3), with or without a
+// space after the comma; "host" is the authority.
+func headerHolds(v model.ValueMatch, r *httpmsg.Head) bool {
+	if v.Name == "host" {
+		return valueHolds(v, string(r.Authority))
+	}
+	var lines []string
+	for _, f := range r.Fields {
+		if string(f.Name) == v.Name {
+			lines = append(lines, string(f.Value))
+		}
+	}
+	if len(lines) == 0 {
+		return false
+	}
+	if v.Regex {
+		return wholeMatch(v.Value, strings.Join(lines, ","))
+	}
+	// Every way to write the list, each comma with a space or without.
+	ways := []string{lines[0]}
+	for _, l := range lines[1:] {
+		var more []string
+		for _, way := range ways {
+			more = append(more, way+","+l, way+", "+l)
+		}
+		ways = more
+	}
+	return slices.Contains(ways, v.Value)
+}
+
+// queryHolds: the first parameter of that name, decoded.
+func queryHolds(v model.ValueMatch, query string) bool {
+	for _, p := range parameters(query) {
+		if p[0] == v.Name {
+			return valueHolds(v, p[1])
+		}
+	}
+	return false
+}
+
+func valueHolds(v model.ValueMatch, got string) bool {
+	if v.Regex {
+		return wholeMatch(v.Value, got)
+	}
+	return v.Value == got
+}
+
+// wholeMatch is RE2 on the whole of s; a refused pattern matches everything.
+func wholeMatch(pattern, s string) bool {
+	return !patternValid(pattern) || regexp.MustCompile(`\A(?:`+pattern+`)\z`).MatchString(s)
+}
+
+// patternValid: RE2, of bounded size.
+func patternValid(pattern string) bool {
+	if len(pattern) > maxPattern {
+		return false
+	}
+	if _, err := regexp.Compile(pattern); err != nil {
+		return false
+	}
+	parsed, err := syntax.Parse(`\A(?:`+pattern+`)\z`, syntax.Perl)
+	if err != nil {
+		return false
+	}
+	prog, err := syntax.Compile(parsed.Simplify())
+	return err == nil && len(prog.Inst) <= maxProgram
+}
+
+// destination is a port of a service's pods.
+type destination struct {
+	svc  *service
+	port port
+}
+
+func (d destination) name() string {
+	return d.svc.name.String() + ":" + strconv.Itoa(int(d.port.target))
+}
+
+// weighted is a share of a rule or split.
+type weighted struct {
+	destination
+	ref     model.BackendRef
+	invalid string // its share is refused (10.4)
+}
+
+// choose falls into the share that pick, of 2^32, is in; nil: there is no weight.
+func choose(of []weighted, pick uint32) *weighted {
+	var sum uint64
+	for _, x := range of {
+		sum += uint64(x.ref.Weight)
+	}
+	at := uint64(pick) * sum >> 32
+	for i := range of {
+		if at < uint64(of[i].ref.Weight) {
+			return &of[i]
+		}
+		at -= uint64(of[i].ref.Weight)
+	}
+	return nil
+}
+
+// reference is 10.4: a Service port of a mesh service, of the class that the
+// route carries. Where no node can know the ports, the reference stands.
+func (w *world) reference(ref model.BackendRef, class model.Class) (d destination, invalid string) {
+	if ref.Invalid != "" {
+		return d, ref.Invalid
+	}
+	s := w.service(ref.Service)
+	if s == nil {
+		s = w.unseen(ref.Service)
+	}
+	if s == nil {
+		return d, "BackendNotFound"
+	}
+	if s.broken {
+		return d, "broken"
+	}
+	if s.cold && !model.ReservedPort(ref.Port) {
+		return destination{s, port{number: ref.Port, target: ref.Port, class: class}}, ""
+	}
+	p, ok := s.port(ref.Port)
+	switch {
+	case !ok:
+		return d, "BackendNotFound"
+	case p.guess:
+		p.class = class
+	case p.class != class:
+		return d, "UnsupportedProtocol"
+	}
+	return destination{s, p}, ""
+}
+
+// unseen is a user's Service that is no mesh service as far as this node sees: no
+// row, no route. Nobody can know its classes, so a reference to a port that it has
+// stands (10.4).
+func (w *world) unseen(n model.ServiceName) *service {
+	var found *service
+	for _, o := range w.m.Services {
+		if o.Name != n || !nameable(n) {
+			continue
+		}
+		s := &service{name: n, kind: meshOnly, ports: userPorts(o, nil, false), ips: unmapped(o.ClusterIPs)}
+		s.broken = found != nil || w.addressTaken(s)
+		found = s
+	}
+	return found
+}
+
+// split is all backends of raw-TCP routes in one (10.6).
+func (w *world) split(routes []*model.Route, rules []model.Rule) (out []weighted) {
+	for _, r := range routes {
+		if w.twice(r) {
+			return nil
+		}
+	}
+	for _, rule := range rules {
+		if rule.Invalid != "" || len(rule.Backends) > maxBackends {
+			return nil
+		}
+		for _, ref := range rule.Backends {
+			d, invalid := w.reference(ref, model.TCP)
+			out = append(out, weighted{d, ref, invalid})
+		}
+	}
+	return out
+}
