@@ -18,6 +18,7 @@ import (
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
 	"aether/dataplane/snapshot"
+	"aether/e2e/counts"
 )
 
 var update = flag.Bool("update", false, "rewrite the verdicts in testdata")
@@ -340,7 +341,12 @@ func TestSections(t *testing.T) {
 			t.Errorf("section %s of the contract has no case", s)
 		}
 	}
-	t.Logf("%d cases in %d files\n%s", total, len(files), table.String())
+	t.Log(table.String())
+	line := ""
+	for _, s := range order {
+		line += fmt.Sprintf(" %s:%d", s, count[s])
+	}
+	counts.Say(t, "%d golden cases in %d files, by section of the contract:%s", total, len(files), line)
 	if extra := cmp.Compare(len(count), len(sections)); extra > 0 {
 		t.Errorf("cases stand under sections that are not listed: %v", order[len(sections):])
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -429,8 +430,8 @@ func TestFirst(t *testing.T) {
 	})
 }
 
-// An idle relay holds neither buffer nor pipe, even after bulk.
-func TestIdleHoldsNothing(t *testing.T) {
+// TestCase82 (ztunnel 1630): an idle relay holds neither buffer nor pipe, even after bulk.
+func TestCase82(t *testing.T) {
 	each(t, func(t *testing.T, kind string) {
 		b := newBed(t, kind, nil)
 		for _, d := range []struct{ from, to half }{{b.client, b.server}, {b.server, b.client}} {
@@ -464,6 +465,42 @@ func TestIdleHoldsNothing(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	})
+}
+
+// TestCase83 (istio 43066): silence cuts nothing. The only thing that time does here is
+// the patrol, which looks every 15 s; an hour of its looks are in this half second.
+func TestCase83(t *testing.T) {
+	t.Parallel()
+	client, a := tcpPair(t)
+	b, server := tcpPair(t)
+	ended := make(chan Result, 1)
+	go func() { ended <- Plain(t.Context(), a, b, nil, Options{Patrol: 2 * time.Millisecond}) }()
+	for _, end := range []*net.TCPConn{client, server} {
+		end.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+		if n, err := end.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("read %d bytes, %v from an idle relay", n, err)
+		}
+		end.SetReadDeadline(time.Time{})
+	}
+	select {
+	case r := <-ended:
+		t.Fatalf("it ended: %+v", r)
+	default:
+	}
+	for _, d := range [][2]*net.TCPConn{{client, server}, {server, client}} {
+		if _, err := io.WriteString(d[0], "after"); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 5)
+		if _, err := io.ReadFull(d[1], got); err != nil || string(got) != "after" {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	client.CloseWrite()
+	server.CloseWrite()
+	if r := <-ended; r.End != Finished {
+		t.Errorf("%+v", r)
+	}
 }
 
 // Bulk between plain sockets goes through the kernel's pipes and not through us.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"aether/e2e/counts"
 	"aether/sniff"
 )
 
@@ -91,7 +92,7 @@ func TestLabels(t *testing.T) {
 	dir := cmp.Or(os.Getenv("AETHER_PCAP_DIR"), "testdata")
 	labels := readLabels(t, dir)
 	type count struct{ rows, right, excused int }
-	counts := map[string]*count{}
+	classes := map[string]*count{}
 	files := 0
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.Contains(d.Name(), ".pcap") {
@@ -104,10 +105,10 @@ func TestLabels(t *testing.T) {
 			udp := false // UDP is labelled in the files that are there for it
 			for _, l := range labels[name] {
 				udp = udp || l.transport == UDP
-				n := counts[l.transport.String()+" "+l.class]
+				n := classes[l.transport.String()+" "+l.class]
 				if n == nil {
 					n = &count{}
-					counts[l.transport.String()+" "+l.class] = n
+					classes[l.transport.String()+" "+l.class] = n
 				}
 				n.rows++
 				at := fmt.Sprintf("%s:%d", name, l.frame)
@@ -148,12 +149,12 @@ func TestLabels(t *testing.T) {
 		t.Errorf("%s is labelled and is not there", name)
 	}
 	var all count
-	for _, class := range slices.Sorted(maps.Keys(counts)) {
-		n := counts[class]
+	for _, class := range slices.Sorted(maps.Keys(classes)) {
+		n := classes[class]
 		t.Logf("%-15s %3d rows, %3d as labelled, %d excused", class, n.rows, n.right, n.excused)
 		all = count{all.rows + n.rows, all.right + n.right, all.excused + n.excused}
 	}
-	t.Logf("%s: %d files, %d flows, %d as labelled, %d excused", dir, files, all.rows, all.right, all.excused)
+	counts.Say(t, "%d captures, %d flows, %d as labelled, %d excused", files, all.rows, all.right, all.excused)
 	if files == 0 || all.rows == 0 {
 		t.Errorf("no captures in %s", dir)
 	}
