@@ -428,7 +428,7 @@ func (at *attached) program(x *Index, routes []*route) *snapshot.Program {
 }
 
 func hasPolicy(r *snapshot.Rule) bool {
-	if r.Pipe.Policy() {
+	if r.Invalid != "" || r.Pipe.Policy() {
 		return true
 	}
 	for i := range r.Backends {

@@ -3,7 +3,6 @@ package decide
 import (
 	"bytes"
 	"net/netip"
-	"slices"
 
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
@@ -147,7 +146,7 @@ func spellingOf(list []snapshot.RBAC, peer string, method, path, norm []byte, t 
 
 // policed reports whether any rule of a port carries policy.
 func policed(p *snapshot.Program, self *snapshot.Rule) bool {
-	return carries(self) || p != nil && slices.ContainsFunc(p.Arms, func(a snapshot.Arm) bool { return carries(a.Rule) })
+	return carries(self) || p != nil && p.Policy
 }
 
 // carries reports whether access is decided in a rule. One that cannot be

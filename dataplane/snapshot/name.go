@@ -71,11 +71,8 @@ func Name[T string | []byte](s *Snapshot, authority T, caller string) (n Named) 
 		}
 	}
 	if dots == 0 {
-		if _, ok := t.shorts[string(host)]; !ok {
-			return n
-		}
 		if caller == "" {
-			n.NoCaller = true
+			_, n.NoCaller = t.shorts[string(host)]
 			return n
 		}
 		if len(caller) > 63 {

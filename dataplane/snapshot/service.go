@@ -168,7 +168,7 @@ type Backend struct {
 type Program struct {
 	Arms    []Arm
 	Strict  bool   // routeSemantics GatewayAPI
-	Policy  bool   // a rule of it carries policy
+	Policy  bool   // a rule of it carries policy, or cannot be honoured and may have been meant to
 	Invalid string // not empty: the body of the 500 that every request gets
 }
 
