@@ -572,7 +572,7 @@ func location(e *model.RedirectFilter, f *model.Flow, r *httpmsg.Head, m model.M
 // port is none.
 func splitHost(authority string) (host, number string) {
 	i := strings.LastIndexByte(authority, ':')
-	if i < 0 || strings.HasSuffix(authority, "]") {
+	if i < 0 || i < strings.LastIndexByte(authority, ']') { // a colon in brackets is an address's
 		return authority, ""
 	}
 	host, number = authority[:i], authority[i+1:]
