@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -28,8 +29,12 @@ const (
 	maxPart   = 8 << 20
 )
 
-// maxMeshes bounds the nodes whose view of a mesh is kept at a time.
-const maxMeshes = 16
+// What is kept of a mesh at a time. Where a node's view is gone, making it again costs what its
+// pods cost and one pass over the services; where its place is gone, a compile.
+const (
+	maxViews  = 16
+	maxPlaces = 8
+)
 
 // meshFlags say how a configuration is read. Empty: what a snapshot says in its first
 // line, else the defaults.
@@ -49,9 +54,20 @@ type mesh struct {
 	errs io.Writer
 	done func() // removes what openMesh made
 
-	pods  []model.Endpoint // every pod that has a row
-	nodes map[string]*snapshot.Snapshot
-	told  map[string]bool // problems that were printed
+	views  *file.Views
+	pods   []model.Endpoint      // every pod that has a row
+	nodeOf map[netip.Addr]string // of those that run on one
+
+	locals map[string]local                  // by node, of those that were asked about
+	places recent[[2]string, *compile.Index] // by region and zone, which endpoints are ranked by
+	nodes  recent[string, *snapshot.Snapshot]
+	told   map[string]bool // problems that were printed
+}
+
+// local is what a node has for itself.
+type local struct {
+	place     [2]string
+	workloads []model.Workload
 }
 
 // snapshotHead is the first line of what 'aetherctl snapshot' prints.
@@ -60,13 +76,23 @@ var snapshotHead = regexp.MustCompile(`^# The mesh as node "([^"]*)" has it \(me
 // openMesh gets the configuration called path: a directory, a file, or - for in. What is not in
 // force of it is told on errs. close has to be called.
 func openMesh(path string, in io.Reader, o meshFlags, errs io.Writer) (*mesh, error) {
-	m := &mesh{name: path, dir: path, o: o, errs: errs, done: func() {}, nodes: map[string]*snapshot.Snapshot{}, told: map[string]bool{}}
+	m := &mesh{name: path, dir: path, o: o, errs: errs, done: func() {},
+		nodeOf: map[netip.Addr]string{}, locals: map[string]local{}, told: map[string]bool{}}
+	m.places.most, m.nodes.most = maxPlaces, maxViews
 	if err := m.open(path, in); err != nil {
 		m.close()
 		if p, ok := errors.AsType[*os.PathError](err); ok {
 			err = p.Err
 		}
 		return nil, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	m.views = file.LoadViews(m.dir, file.Options{Domain: m.o.domain, TrustDomain: m.o.trust, RedirectAllDefault: true})
+	all, _ := m.views.Mesh("")
+	m.pods = all.Endpoints
+	for i := range m.pods {
+		if p := &m.pods[i]; p.Node != "" && m.nodeOf[p.IP] == "" {
+			m.nodeOf[p.IP] = p.Node
+		}
 	}
 	s := m.load(m.o.node)
 	if len(m.pods) == 0 && len(s.Services()) == 0 {
@@ -167,25 +193,43 @@ func (m *mesh) close() { m.done() }
 
 // load gives a node's view. "" is a node that no pod is on.
 func (m *mesh) load(node string) *snapshot.Snapshot {
-	if s := m.nodes[node]; s != nil {
+	if s, ok := m.nodes.get(node); ok {
 		return s
 	}
-	in, problems := file.Load(m.dir, file.Options{Node: node, Domain: m.o.domain, TrustDomain: m.o.trust, RedirectAllDefault: true})
-	s, more := compile.Compile(in)
-	for _, p := range append(problems, more...) {
+	l, known := m.locals[node]
+	if !known {
+		in, problems := m.views.Mesh(node)
+		l.workloads = in.Workloads
+		if in.Region != "" { // a zone alone ranks nothing
+			l.place = [2]string{in.Region, in.Zone}
+		}
+		m.locals[node] = l
+		m.tell(problems)
+	}
+	x, ok := m.places.get(l.place)
+	if ok {
+		x.SetWorkloads(l.workloads)
+	} else {
+		in, _ := m.views.Mesh(node)
+		x = compile.NewIndex(in)
+		m.places.put(l.place, x)
+	}
+	s, problems := x.Update()
+	if !known {
+		m.tell(problems)
+	}
+	m.nodes.put(node, s)
+	return s
+}
+
+// tell prints the problems that were not yet.
+func (m *mesh) tell(problems []model.Problem) {
+	for _, p := range problems {
 		if t := problemText(p); !m.told[t] {
 			m.told[t] = true
 			fmt.Fprintln(m.errs, "not in force:", t)
 		}
 	}
-	if m.pods == nil {
-		m.pods = in.Endpoints
-	}
-	if len(m.nodes) >= maxMeshes {
-		clear(m.nodes)
-	}
-	m.nodes[node] = s
-	return s
 }
 
 // of gives the view of the node that has a pod of who.
@@ -211,13 +255,7 @@ func (m *mesh) of(who model.ServiceName) (*snapshot.Snapshot, error) {
 
 // at gives the pod that has an address, in its node's view; nil: no pod of the mesh has it.
 func (m *mesh) at(a netip.Addr) (*snapshot.Snapshot, *snapshot.Workload) {
-	node := m.o.node
-	for i := range m.pods {
-		if m.pods[i].IP == a && node == "" {
-			node = m.pods[i].Node
-		}
-	}
-	s := m.load(node)
+	s := m.load(cmp.Or(m.o.node, m.nodeOf[a]))
 	for _, w := range s.Workloads() {
 		if w.Owns(a) {
 			return s, w
@@ -232,4 +270,35 @@ func problemText(p model.Problem) string {
 		s = p.Where + ": " + s
 	}
 	return s
+}
+
+// recent keeps the values that were asked for last, most of them.
+type recent[K comparable, V any] struct {
+	most int
+	list []kept[K, V] // the last one first
+}
+
+type kept[K comparable, V any] struct {
+	key   K
+	value V
+}
+
+func (r *recent[K, V]) get(k K) (v V, ok bool) {
+	i := slices.IndexFunc(r.list, func(e kept[K, V]) bool { return e.key == k })
+	if i < 0 {
+		return v, false
+	}
+	e := r.list[i]
+	copy(r.list[1:], r.list[:i])
+	r.list[0] = e
+	return e.value, true
+}
+
+// put keeps a value that get does not have.
+func (r *recent[K, V]) put(k K, v V) {
+	if len(r.list) < r.most {
+		r.list = append(r.list, kept[K, V]{})
+	}
+	copy(r.list[1:], r.list)
+	r.list[0] = kept[K, V]{k, v}
 }

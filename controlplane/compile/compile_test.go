@@ -210,3 +210,16 @@ func TestContradiction(t *testing.T) {
 		t.Errorf("problems %v, want one for each of the two", problems)
 	}
 }
+
+// TestSamePod: a pod registered once a class is one pod, however its node speaks
+// to it (contract 1.3: that is in no row).
+func TestSamePod(t *testing.T) {
+	m := modeltest.Mesh(t, "pods shop/cart 8080")
+	again := m.Endpoints[0]
+	again.Ports = []model.Port{{Number: 8080, Class: model.HTTP, App: model.AppH2C}}
+	m.Endpoints = append(m.Endpoints, again)
+	s, problems := compile.Compile(m)
+	if got := endpoints(t, s, "shop/cart:8080"); got != "cart-1/0" || len(problems) > 0 {
+		t.Error(got, problems)
+	}
+}

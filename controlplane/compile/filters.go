@@ -13,10 +13,30 @@ import (
 )
 
 // maxFilters and maxBackends bound one rule; the Gateway API allows 16 of either.
+// maxOps bounds the changes of one filter, maxPipeOps those that one request and
+// its answer can meet on all levels.
 const (
 	maxFilters  = 32
 	maxBackends = 64
+	maxOps      = 64
+	maxPipeOps  = 256
 )
+
+// tooManyOps says that a filter makes n changes, if those are too many.
+func tooManyOps(n int) string {
+	if n <= maxOps {
+		return ""
+	}
+	return fmt.Sprintf("it makes %d changes, and %d are the most: split it over filters", n, maxOps)
+}
+
+// pipeTooLong says why p does too much for one request, or "".
+func pipeTooLong(p *snapshot.Pipe) string {
+	if n := len(p.Request) + len(p.Query) + len(p.Response); n > maxPipeOps {
+		return fmt.Sprintf("its filters, with those of the service, make %d changes, and %d are the most: use fewer", n, maxPipeOps)
+	}
+	return ""
+}
 
 // ruleFilter is a filter of a rule or backend as far as it can be compiled
 // without knowing the services.
@@ -153,6 +173,9 @@ func fieldName(n string) (name, why string) {
 
 // headerOps compiles a modifier: removals, then sets, then additions.
 func headerOps(f *model.Filter) (out []snapshot.Op, why string) {
+	if why := tooManyOps(len(f.Remove) + len(f.Set) + len(f.Add)); why != "" {
+		return nil, kindNames[f.Kind] + ": " + why
+	}
 	out = make([]snapshot.Op, 0, len(f.Remove)+len(f.Set)+len(f.Add))
 	add := func(kind model.MutationKind, name, value string) {
 		n, bad := fieldName(name)

@@ -101,7 +101,12 @@ func (f *httpFilter) read() {
 	case f.HeaderToMetadata != nil:
 		f.readMetadata()
 	default:
-		var why string
+		m := f.Mutation
+		why := tooManyOps(len(m.Request) + len(m.Query) + len(m.Response))
+		if why != "" {
+			f.refuse("%s", why)
+			return
+		}
 		if f.request, why = mutationOps(f.Mutation.Request, true); why == "" {
 			if f.response, why = mutationOps(f.Mutation.Response, true); why == "" {
 				f.query, why = mutationOps(f.Mutation.Query, false)
@@ -130,9 +135,30 @@ func (f *httpFilter) readRBAC(r *model.RBAC) {
 				f.refuse("policy %d (%s): a permission has exactly one of pathPrefix and method", i+1, p.Name)
 				return
 			}
+			if !plainPath(q.PathPrefix, false) {
+				f.refuse("policy %d (%s): pathPrefix %q could be walked around: %s", i+1, p.Name, q.PathPrefix, writePlain)
+				return
+			}
 		}
 	}
 	f.rbac = &snapshot.RBAC{Name: f.object, Audit: r.Audit, Deny: r.Deny, Policies: r.Policies}
+}
+
+// writePlain is how to mend what plainPath says no to.
+const writePlain = "policy is held against paths as applications read them; write it decoded, as /café, without %, \\, ;, // and dot segments"
+
+// plainPath reports whether policy can be held against p: whether an application
+// that decodes and resolves a path could read p in it. whole: the last segment of
+// p is one; else p is the beginning of a text, and its last segment of another.
+func plainPath(p string, whole bool) bool {
+	if strings.ContainsAny(p, `%\;`) || strings.Contains(p, "//") {
+		return false
+	}
+	segments := strings.Split(p, "/")
+	if !whole {
+		segments = segments[:len(segments)-1]
+	}
+	return !slices.Contains(segments, ".") && !slices.Contains(segments, "..")
 }
 
 func (f *httpFilter) readAuthz(a *model.ExtAuthz) {
@@ -207,6 +233,10 @@ func (x *Index) policyOf(s *service) *policy {
 		return nil
 	}
 	p.base[producer], p.base[consumer] = fold(nil, nil, p, producer), fold(nil, nil, p, consumer)
+	if why := pipeTooLong(p.base[producer]); why != "" && p.refusal == "" && s.exists {
+		p.refusal = fmt.Sprintf("service %s is not served: %s\n", s.name, why)
+		s.problems = append(s.problems, problem(s.rule, "%s; every request to it gets 500", why))
+	}
 	return p
 }
 
@@ -230,7 +260,8 @@ func (l *level) empty() bool {
 //
 // A policy at the route takes the place of the chain's of its type, but only on
 // the producer's routes: a consumer must not switch a producer's policy off.
-// There both are in force.
+// There both are in force. What does nothing takes no place: an audit enforces
+// nothing, and metadata of another namespace selects nothing.
 func fold(own, backend *level, pol *policy, who int) *snapshot.Pipe {
 	if own.empty() && backend.empty() {
 		if pol == nil {
@@ -275,7 +306,8 @@ func fold(own, backend *level, pol *policy, who int) *snapshot.Pipe {
 		}
 	}
 	for _, f := range seen {
-		rbac, asked, off, selects = rbac || f.rbac != nil, asked || f.authz != nil, off || f.disabled, selects || f.metadata
+		rbac, selects = rbac || f.rbac != nil && !f.rbac.Audit, selects || len(f.selectors) > 0
+		asked, off = asked || f.authz != nil, off || f.disabled
 	}
 	if !backend.empty() {
 		p.Request, p.Query, p.Response = append(p.Request, backend.request...), append(p.Query, backend.query...), append(p.Response, backend.response...)

@@ -2,8 +2,10 @@ package compile
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
@@ -541,7 +543,7 @@ func (x *Index) judge() {
 	}
 	for _, list := range x.filters {
 		for _, f := range list {
-			problems = append(append(problems, f.problems...), x.strayTargets(f)...)
+			problems = append(append(append(problems, f.problems...), x.strayTargets(f)...), x.rawTargets(f)...)
 		}
 	}
 	x.problems = sortProblems(problems)
@@ -570,6 +572,41 @@ func (x *Index) strayTargets(f *httpFilter) (out []model.Problem) {
 		default:
 			out = append(out, problem(f.object, "target Service %s: there is no such service in the mesh; check the name, or wait for its pods", t))
 		}
+	}
+	return out
+}
+
+// rawTargets says on which ports of its targets a filter of SCOPE_INBOUND judges
+// nothing: raw TCP has no request that could be judged.
+func (x *Index) rawTargets(f *httpFilter) (out []model.Problem) {
+	if f.Scope != model.ScopeInbound || f.rbac == nil && f.authz == nil && f.invalid == "" {
+		return nil
+	}
+	for _, t := range f.targets {
+		var raw []uint16
+		add := func(ports []model.Port) {
+			for _, p := range ports {
+				if p.Class == model.TCP && !model.ReservedPort(p.Number) && !slices.Contains(raw, p.Number) {
+					raw = append(raw, p.Number)
+				}
+			}
+		}
+		if s := x.services[t]; s != nil {
+			for _, r := range s.valid {
+				add(r.Ports)
+			}
+		}
+		for _, w := range x.snap.Workloads() {
+			if w.Service == t {
+				add(w.Ports)
+			}
+		}
+		if len(raw) == 0 {
+			continue
+		}
+		slices.Sort(raw)
+		text := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(raw)), ", "), "[]")
+		out = append(out, problem(f.object, "target Service %s: not judged on raw TCP: %s; policy there needs a NetworkPolicy", t, text))
 	}
 	return out
 }

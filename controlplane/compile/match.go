@@ -19,6 +19,22 @@ const (
 	maxProgram = 4096
 )
 
+// maxPrograms bounds the instructions of all regular expressions in force on one
+// port for one group of callers: each may be run for one request.
+const maxPrograms = 16384
+
+// maxText is the most bytes that an expression is run on, and maxWork bounds the
+// whole of a request: bytes times the instructions of all expressions. Above some
+// 500 instructions the text becomes shorter.
+const (
+	maxText = 8 << 10
+	maxWork = 4 << 20
+)
+
+// maxConditions bounds the fields, and the parameters, of one match; it is the
+// Gateway API's own maximum.
+const maxConditions = 16
+
 // maxArms bounds the matches in force on one port for one group of callers.
 const maxArms = 1024
 
@@ -26,6 +42,7 @@ const maxArms = 1024
 type arm struct {
 	snapshot.Arm
 	rank rank
+	cost int // instructions of its regular expressions
 }
 
 // rank orders matches: where two differ first, the higher one goes first. It is
@@ -71,6 +88,7 @@ type matchReader struct {
 	kind    model.RouteKind
 	warn    func(format string, args ...any) // of a match that can never hold
 	invalid string                           // why the rule cannot be honoured
+	cost    int                              // instructions of the regular expressions of the match
 }
 
 // refuse makes the rule one that refuses. The condition at fault is then left
@@ -81,6 +99,7 @@ func (r *matchReader) refuse(format string, args ...any) {
 
 // read compiles a match; ok is false for one that can never hold.
 func (r *matchReader) read(m *model.Match) (out arm, ok bool) {
+	r.cost = 0
 	a := &out.Arm
 	a.PathKind, a.Path, a.Method = m.PathKind, m.Path, m.Method
 	switch m.PathKind {
@@ -114,6 +133,7 @@ func (r *matchReader) read(m *model.Match) (out arm, ok bool) {
 		return out, false
 	}
 	query, _ := r.values("parameter", m.Query, &a.Query)
+	out.cost = r.cost
 	if r.kind == model.GRPCRoute {
 		out.rank = grpcRank(m, headers)
 	} else {
@@ -137,6 +157,11 @@ func (r *matchReader) element(what, pattern string) (*regexp.Regexp, string) {
 // values compiles the conditions on fields or parameters, and counts them. Of
 // one name the first counts (Gateway API HTTPHeaderMatch, HTTPQueryParamMatch).
 func (r *matchReader) values(what string, in []model.ValueMatch, out *[]snapshot.ValueMatch) (n int, ok bool) {
+	asked := 0
+	if len(in) > maxConditions {
+		r.refuse("a match has %d conditions on a %s, and %d are the most: split it over rules, or ask for less", len(in), what, maxConditions)
+		asked, in = len(in), in[:maxConditions]
+	}
 	var seen []string
 	for i := range in {
 		v := snapshot.ValueMatch{Name: in[i].Name, Value: in[i].Value}
@@ -157,41 +182,43 @@ func (r *matchReader) values(what string, in []model.ValueMatch, out *[]snapshot
 		}
 		*out = append(*out, v)
 	}
-	return len(seen), true
+	return max(len(seen), asked), true
 }
 
 // regex compiles a pattern that must match the whole; nil, and the rule refuses, if it cannot.
 func (r *matchReader) regex(what, pattern string) *regexp.Regexp {
-	re, why := compileRegex(pattern)
+	re, cost, why := compileRegex(pattern)
+	r.cost += cost
 	if why != "" {
 		r.refuse("the %s's regular expression %s", what, why)
 	}
 	return re
 }
 
-// compileRegex compiles an RE2 expression, anchored at both ends, within the bounds.
-func compileRegex(pattern string) (*regexp.Regexp, string) {
+// compileRegex compiles an RE2 expression, anchored at both ends, within the
+// bounds; cost is its instructions.
+func compileRegex(pattern string) (re *regexp.Regexp, cost int, why string) {
 	if len(pattern) > maxPattern {
-		return nil, fmt.Sprintf("has %d bytes, and %d are the most: split it over matches", len(pattern), maxPattern)
+		return nil, 0, fmt.Sprintf("has %d bytes, and %d are the most: split it over matches", len(pattern), maxPattern)
 	}
 	// On its own first: "a)(b" must not become valid between our brackets.
 	tree, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
-		return nil, fmt.Sprintf("%q cannot be read: %v", pattern, err)
+		return nil, 0, fmt.Sprintf("%q cannot be read: %v", pattern, err)
 	}
 	prog, err := syntax.Compile(tree.Simplify())
 	if err != nil {
-		return nil, fmt.Sprintf("%q cannot be compiled: %v", pattern, err)
+		return nil, 0, fmt.Sprintf("%q cannot be compiled: %v", pattern, err)
 	}
 	if len(prog.Inst) > maxProgram {
-		return nil, fmt.Sprintf("%q compiles to %d instructions, and %d are the most: use smaller repetitions", pattern, len(prog.Inst), maxProgram)
+		return nil, 0, fmt.Sprintf("%q compiles to %d instructions, and %d are the most: use smaller repetitions", pattern, len(prog.Inst), maxProgram)
 	}
 	if strings.Contains(pattern, `\Q`) {
 		pattern = tree.String() // an open quotation would take our bracket in
 	}
-	re, err := regexp.Compile(`\A(?:` + pattern + `)\z`)
+	re, err = regexp.Compile(`\A(?:` + pattern + `)\z`)
 	if err != nil {
-		return nil, fmt.Sprintf("%q cannot be compiled: %v", pattern, err)
+		return nil, 0, fmt.Sprintf("%q cannot be compiled: %v", pattern, err)
 	}
-	return re, ""
+	return re, len(prog.Inst), ""
 }

@@ -42,6 +42,20 @@ func TestOrder(t *testing.T) {
 	})
 }
 
+// TestOrderOfFilters: those of one service are in force by name, in whatever
+// order they came.
+func TestOrderOfFilters(t *testing.T) {
+	text, want := "pods shop/cart 8080\n", ""
+	for i := range 8 {
+		text += fmt.Sprintf("filter shop/f%d scope=chain target=cart rbac\n", 7-i)
+		want += fmt.Sprintf("rbac(HTTPFilter shop/f%d) ", i)
+	}
+	s, _ := compile.Compile(modeltest.Mesh(t, text))
+	if got := pipeText(s.Services()[0].Port(8080).Self.Pipe); got+" " != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
 // TestUnrelated: objects of another namespace that name nothing of these change
 // nothing of them, broken ones neither.
 func TestUnrelated(t *testing.T) {

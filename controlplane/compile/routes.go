@@ -31,6 +31,7 @@ type routeRule struct {
 	name     string // "HTTPRoute shop/cart rule 1 (its own)"
 	invalid  string // not empty: why requests that pick it get 500
 	arms     []arm
+	unplain  string // a path of it that policy cannot be held against
 	filters  []ruleFilter
 	backends []backendFilters // beside the rule's Backends
 }
@@ -111,6 +112,9 @@ func (r *route) readRule(i int, twice string) routeRule {
 		if a, ok := m.read(&in.Matches[j]); ok {
 			a.Index = j + 1
 			out.arms = append(out.arms, a)
+			if (a.PathKind == model.PathExact || a.PathKind == model.PathPrefix) && !plainPath(a.Path, true) {
+				out.unplain = cmp.Or(out.unplain, a.Path)
+			}
 		}
 		// A match without a path is one of "/" (Gateway API HTTPRouteMatch).
 		prefixes = prefixes && (in.Matches[j].PathKind == model.PathPrefix || in.Matches[j].PathKind == model.PathAny)
@@ -253,21 +257,33 @@ func (x *Index) attach(s *service) *attached {
 	slices.SortFunc(s.parentOf, func(a, b *route) int {
 		return cmp.Or(compareRoutes(a, b), cmp.Compare(a.Kind, b.Kind), compareTwins(a, b))
 	})
-	for _, r := range s.parentOf {
-		for _, p := range r.Parents {
-			if p.Service != s.name || !r.known() {
-				continue
-			}
-			switch {
-			case !s.exists:
-				at.problem(r, "parentRef Service %s: there is no such service in the mesh (NoMatchingParent); check the name, or wait for its pods", s.name)
-			case s.broken != "":
-				at.routed = true // its names are refused, the Kubernetes ones included
-			default:
-				at.hang(r, p.Port)
+	each := func(do func(r *route, p model.ParentRef)) {
+		for _, r := range s.parentOf {
+			for _, p := range r.Parents {
+				if p.Service == s.name && r.known() {
+					do(r, p)
+				}
 			}
 		}
 	}
+	own := func(r *route) bool { return at.who(r) == "" }
+	// A route makes names and address of a user's Service the mesh's, for every
+	// caller (contract 4.9): that is for the Service's own namespace to say.
+	each(func(r *route, p model.ParentRef) {
+		if s.exists && own(r) {
+			at.routed = at.routed || s.broken != "" || at.fits(r, p.Port)
+		}
+	})
+	each(func(r *route, p model.ParentRef) {
+		switch {
+		case !s.exists:
+			at.problem(r, "parentRef Service %s: there is no such service in the mesh (NoMatchingParent); check the name, or wait for its pods", s.name)
+		case s.user() && !at.routed && !own(r):
+			at.problem(r, "parentRef Service %s: not attached, for no route of namespace %s names that Service: it must be named there first, which makes its names and address the mesh's for every caller", s.name, s.name.Namespace)
+		case s.broken == "": // else its names are refused, the Kubernetes ones included
+			at.hang(r, p.Port)
+		}
+	})
 	return at
 }
 
@@ -290,18 +306,32 @@ func (at *attached) problem(r *route, format string, args ...any) {
 	at.s.problems = append(at.s.problems, problem(r.object, format, args...))
 }
 
+// carries is the class of the ports that a route of the kind is about.
+func (r *route) carries() (class model.Class, what string) {
+	if r.Kind == model.TCPRoute {
+		return model.TCP, "TCP"
+	}
+	return model.HTTP, "HTTP"
+}
+
+// fits reports whether hang would attach r.
+func (at *attached) fits(r *route, port uint16) bool {
+	if r.Kind == model.TLSRoute {
+		p := at.s.port(port)
+		return port == 0 || p != nil && p.class != model.HTTP
+	}
+	class, _ := r.carries()
+	return slices.ContainsFunc(at.s.ports, func(p viewPort) bool { return p.class == class && (port == 0 || port == p.number) })
+}
+
 // hang attaches r to the port, or to all that fit where it is 0.
 func (at *attached) hang(r *route, port uint16) {
-	class, what := model.HTTP, "HTTP"
-	if r.Kind == model.TCPRoute {
-		class, what = model.TCP, "TCP"
-	}
+	class, what := r.carries()
 	if r.Kind == model.TLSRoute {
-		if p := at.s.port(port); port != 0 && (p == nil || p.class == model.HTTP) {
+		if !at.fits(r, port) {
 			at.problem(r, "parentRef Service %s port %d: that is no raw port of it (NoMatchingParent); it serves %s", at.s.name, port, at.s.portList())
 			return
 		}
-		at.routed = true
 		if h := (hang{r, port}); !slices.Contains(at.tls, h) {
 			at.tls = append(at.tls, h)
 		}
@@ -320,7 +350,6 @@ func (at *attached) hang(r *route, port uint16) {
 	}
 	switch {
 	case hung:
-		at.routed = true
 	case port == 0:
 		at.problem(r, "parentRef Service %s: it has no %s port (NoMatchingParent); declare one in endpoint.aether.io/ports", at.s.name, what)
 	default:
@@ -401,6 +430,7 @@ func (at *attached) program(x *Index, routes []*route) *snapshot.Program {
 	}
 	p := &snapshot.Program{Strict: x.semantics == model.GatewayAPI}
 	var arms []arm
+	cost := 0
 	for _, r := range routes {
 		rules := at.rulesOf(x, r)
 		for i := range r.rules {
@@ -408,15 +438,23 @@ func (at *attached) program(x *Index, routes []*route) *snapshot.Program {
 			for _, a := range r.rules[i].arms {
 				a.Rule = rules[i]
 				arms = append(arms, a)
+				cost += a.cost
 			}
 		}
 	}
-	if len(arms) > maxArms {
+	switch {
+	case len(arms) > maxArms:
 		p.Invalid = fmt.Sprintf("the routes of service %s have %d matches on one port, and %d are the most; the mesh refuses the port until they are fewer\n", at.s.name, len(arms), maxArms)
 		for _, r := range routes {
 			at.problem(r, "Service %s has routes with %d matches on one port, and %d are the most: every request there gets 500; attach them to different ports, or use fewer matches", at.s.name, len(arms), maxArms)
 		}
-	} else {
+	case cost > maxPrograms:
+		p.Invalid = fmt.Sprintf("the regular expressions of the routes of service %s compile to %d instructions on one port, and %d are the most; the mesh refuses the port until they are fewer\n", at.s.name, cost, maxPrograms)
+		for _, r := range routes {
+			at.problem(r, "Service %s has routes whose regular expressions compile to %d instructions on one port, and %d are the most: every request there gets 500; attach them to different ports, or use fewer or smaller expressions", at.s.name, cost, maxPrograms)
+		}
+	default:
+		p.MaxText = min(maxText, maxWork/max(cost, 1))
 		slices.SortStableFunc(arms, func(a, b arm) int { return a.rank.compare(b.rank) })
 		p.Arms = make([]snapshot.Arm, len(arms))
 		for i := range arms {
@@ -463,7 +501,7 @@ func (at *attached) rule(x *Index, r *route, i int) *snapshot.Rule {
 	if at.who(r) != "" {
 		who = consumer
 	}
-	out := &snapshot.Rule{Name: static.name, Timeouts: in.Timeouts, Retry: in.Retry, Persistence: in.Persistence}
+	out := &snapshot.Rule{Name: static.name, GRPC: r.Kind == model.GRPCRoute, Timeouts: in.Timeouts, Retry: in.Retry, Persistence: in.Persistence}
 	out.Timeouts.Request, out.Timeouts.Backend = max(0, in.Timeouts.Request), max(0, in.Timeouts.Backend)
 	say := func(format string, args ...any) {
 		at.problem(r, "%s: "+format, append([]any{static.name}, args...)...)
@@ -487,6 +525,17 @@ func (at *attached) rule(x *Index, r *route, i int) *snapshot.Rule {
 		return out
 	}
 	out.Pipe = fold(own, nil, pol, who)
+	if why := pipeTooLong(out.Pipe); why != "" {
+		say("%s; requests that pick it get 500", why)
+		out.Invalid, out.Pipe = refuse(why), refusePipe
+		return out
+	}
+	if static.unplain != "" && out.Pipe.Policy() {
+		why := fmt.Sprintf("the path %q of a match could be walked around: %s", static.unplain, writePlain)
+		say("%s; requests that pick it get 500", why)
+		out.Invalid = refuse(why)
+		return out
+	}
 	if out.Pipe.Redirect != nil {
 		return out // it answers; no backend is asked
 	}
@@ -500,10 +549,11 @@ func (at *attached) rule(x *Index, r *route, i int) *snapshot.Rule {
 		if why == "" && len(b.filters) > 0 {
 			l, _ := at.level(x, r, b.filters, who, say)
 			w.Pipe = fold(own, l, pol, who)
+			why = pipeTooLong(w.Pipe)
 		}
 		if why != "" {
 			say("backendRef %s port %d: %s; its share of the requests gets 500", ref.Service, ref.Port, why)
-			w.Backend, w.Invalid = nil, refuse(fmt.Sprintf("backendRef %s port %d: %s", ref.Service, ref.Port, why))
+			w.Backend, w.Pipe, w.Invalid = nil, out.Pipe, refuse(fmt.Sprintf("backendRef %s port %d: %s", ref.Service, ref.Port, why))
 		}
 		out.WeightSum += uint64(ref.Weight)
 		w.Upto = out.WeightSum
@@ -679,15 +729,40 @@ func (at *attached) arms(x *Index) []snapshot.TLSArm {
 	slices.SortStableFunc(out, func(a, b snapshot.TLSArm) int {
 		return cmp.Or(falseFirst(a.Below, b.Below), cmp.Compare(len(b.Name), len(a.Name)))
 	})
-	if len(out) > maxArms {
-		for _, h := range at.tls {
-			at.problem(h.route, "Service %s has TLSRoutes with %d server names, and %d are the most: the least specific are refused; use wildcards", at.s.name, len(out), maxArms)
-		}
-		// What is left out is not left to the port itself.
-		rest := &snapshot.Split{Name: "TLSRoutes of " + at.s.full(), Invalid: fmt.Sprintf("the TLSRoutes of service %s have %d server names, and %d are the most\n", at.s.name, len(out), maxArms)}
-		out = append(out[:maxArms:maxArms], snapshot.TLSArm{Below: true, Split: rest})
+	// Each group of callers has its own bound on each port, so that nobody's routes
+	// crowd out another's.
+	type group struct {
+		port   uint16
+		caller string
 	}
-	return out
+	count := map[group]int{}
+	kept := out[:0]
+	for _, a := range out {
+		g := group{a.Port, a.Caller}
+		if count[g]++; count[g] <= maxArms {
+			kept = append(kept, a)
+		}
+	}
+	if len(kept) == len(out) {
+		return out
+	}
+	rests := map[group]bool{}
+	for _, h := range at.tls {
+		g := group{h.port, at.who(h.route)}
+		n := count[g]
+		if n <= maxArms {
+			continue
+		}
+		at.problem(h.route, "Service %s has TLSRoutes with %d server names for the same callers and port, and %d are the most: the least specific are refused; use wildcards", at.s.name, n, maxArms)
+		if rests[g] {
+			continue
+		}
+		rests[g] = true
+		// What is left out is not left to the port itself.
+		rest := &snapshot.Split{Name: "TLSRoutes of " + at.s.full(), Invalid: fmt.Sprintf("the TLSRoutes of service %s have %d server names, and %d are the most\n", at.s.name, n, maxArms)}
+		kept = append(kept, snapshot.TLSArm{Port: g.port, Caller: g.caller, Below: true, Split: rest})
+	}
+	return kept
 }
 
 func falseFirst(a, b bool) int {

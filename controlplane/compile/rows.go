@@ -153,10 +153,14 @@ func worse(h model.Health) int {
 	return 1
 }
 
+// sameButHealth reports whether two rows are of one pod and differ in health at
+// most. How a proxy speaks to the application is its node's affair and never in a
+// row (contract 1.3): it tells nothing apart.
 func sameButHealth(a, b *model.Endpoint) bool {
+	samePort := func(p, q model.Port) bool { return p.Number == q.Number && p.Class == q.Class }
 	return a.Pod == b.Pod && a.Node == b.Node && a.Cluster == b.Cluster && a.Region == b.Region && a.Zone == b.Zone &&
 		a.DefaultPort == b.DefaultPort && a.Weight == b.Weight && a.SPIFFEID == b.SPIFFEID &&
-		slices.Equal(a.Ports, b.Ports) && maps.Equal(a.Metadata, b.Metadata)
+		slices.EqualFunc(a.Ports, b.Ports, samePort) && maps.Equal(a.Metadata, b.Metadata)
 }
 
 // compareRows is a total order of a service's rows but for equal ones.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"aether/controlplane/compile"
+	"aether/dataplane/decide"
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
 	"aether/dataplane/snapshot"
@@ -272,14 +273,50 @@ rule all match=prefix:/a&GET`, "shop/cart:8080",
 		{"not switched off", "filter pay/off authz disabled\nfilter shop/ask scope=chain target=cart authz\nroute pay/r shop/cart:8080\nrule use=off", "shop/cart:8080",
 			"self: authz(HTTPFilter shop/ask)|pay: policy|any -> pay/r rule 1 authz(HTTPFilter shop/ask)", []string{"HTTPFilter pay/off switches extAuthz off, which only a route in the namespace of Service shop/cart may"}},
 		{"other metadata", "filter shop/m scope=chain target=cart metadata=X-A:k:other metadata=x-b:l", "shop/cart:8080", "self: select(x-b>l)", nil},
+		{"an audit takes no place", "filter shop/a rbac audit policy=p;ns:a\nfilter shop/chain scope=chain target=cart rbac policy=p;ns:a\nroute shop/r cart:8080\nrule use=a", "shop/cart:8080",
+			"self: rbac(HTTPFilter shop/chain)|-: policy|any -> shop/r rule 1 rbac(HTTPFilter shop/a) rbac(HTTPFilter shop/chain)", nil},
+		{"an audit and an enforced one", "filter shop/a rbac audit\nfilter shop/own rbac\nfilter shop/chain scope=chain target=cart rbac\nroute shop/r cart:8080\nrule use=a use=own", "shop/cart:8080",
+			"self: rbac(HTTPFilter shop/chain)|-: policy|any -> shop/r rule 1 rbac(HTTPFilter shop/a) rbac(HTTPFilter shop/own)", nil},
+		{"metadata that selects nothing", "filter shop/m metadata=x:k:other\nfilter shop/chain scope=chain target=cart metadata=y:k\nroute shop/r cart:8080\nrule use=m", "shop/cart:8080",
+			"self: select(y>k)|-:|any -> shop/r rule 1 select(y>k)", nil},
 		{"audit is no policy", "filter shop/a rbac audit\nroute shop/r cart:8080\nrule use=a", "shop/cart:8080", "self: |-:|any -> shop/r rule 1 rbac(HTTPFilter shop/a)", nil},
 		{"invalid chain", "filter shop/c scope=chain target=cart invalid=broken\nroute shop/r cart:8080\nrule to=v2:8080", "shop/cart:8080",
 			"self: invalid rbac(a filter that cannot be honoured)|-: policy|any -> shop/r rule 1 invalid rbac(a filter that cannot be honoured)", []string{"broken; what it governs is refused"}},
 		{"filters that contradict", "filter shop/a scope=chain target=cart\nfilter shop/b scope=chain target=cart rbac authz\nfilter shop/c scope=inbound target=cart request=set:a:1\nfilter shop/d target=v2 rbac policy=p\nfilter shop/e target=v2 authz disabled ctx=a:b\nfilter shop/f target=v2 request=set:host:b\nfilter shop/g target=v2 metadata=x:", "shop/cart:9090",
-			"self: invalid rbac(a filter that cannot be honoured)", []string{"it has 0 of", "it has 2 of", "SCOPE_INBOUND only", "no principal", "disabled and has", "the request's target", "no metadataKey"}},
+			"self: invalid rbac(a filter that cannot be honoured)", []string{"it has 0 of", "it has 2 of", "SCOPE_INBOUND only", "not judged on raw TCP: 9000; policy there needs a NetworkPolicy", "no principal", "disabled and has", "the request's target", "no metadataKey"}},
 		{"twins", "filter shop/a scope=chain target=cart rbac\nfilter shop/a target=v2 request=set:a:1", "shop/v2:8080", "self: invalid rbac(a filter that cannot be honoured)", []string{"two HTTPFilters of this name"}},
 		{"targets", "filter shop/a scope=chain target=pay/api,nope rbac\nfilter shop/b scope=chain rbac\nfilter shop/c scope=inbound target=gone rbac", "pay/api:8080", "self: ",
 			[]string{"target Service pay/api is of another namespace", "target Service shop/nope: there is no such service", "names no target", "target Service shop/gone"}},
+
+		// Policy is at paths that can be held against what applications read.
+		{"escaped paths with policy", `filter shop/f rbac policy=p;ns:a
+route shop/r cart:8080
+rule match=prefix:/caf%C3%A9 use=f
+rule match=prefix:/caf%C3%A9
+rule match=exact:/a//b match=prefix:/a use=f
+rule match=exact:/b/.. use=f
+rule match=prefix:/c;v/ use=f
+rule match=exact:/d\e use=f
+rule match=prefix:/café/.x use=f
+rule match=regex:/caf%.* use=f`, "shop/cart:8080",
+			"self: |-: policy|exact:/a//b -> shop/r rule 3 invalid rbac(HTTPFilter shop/f)|exact:/b/.. -> shop/r rule 4 invalid rbac(HTTPFilter shop/f)|exact:/d\\e -> shop/r rule 6 invalid rbac(HTTPFilter shop/f)|" +
+				"regex:/caf%.* -> shop/r rule 8 rbac(HTTPFilter shop/f)|prefix:/caf%C3%A9 -> shop/r rule 1 invalid rbac(HTTPFilter shop/f)|prefix:/caf%C3%A9 -> shop/r rule 2|prefix:/café/.x -> shop/r rule 7 rbac(HTTPFilter shop/f)|" +
+				"prefix:/c;v -> shop/r rule 5 invalid rbac(HTTPFilter shop/f)|prefix:/a -> shop/r rule 3 invalid rbac(HTTPFilter shop/f)",
+			[]string{`rule 1: the path "/caf%C3%A9" of a match could be walked around`, `rule 3: the path "/a//b"`, `"/b/.."`, `"/c;v"`, "write it decoded, as /café"}},
+		{"escaped path under a chain's policy", "filter shop/f scope=chain target=cart authz\nroute shop/r cart:8080\nrule match=prefix:/a%20b", "shop/cart:8080",
+			"self: authz(HTTPFilter shop/f)|-: policy|prefix:/a%20b -> shop/r rule 1 invalid authz(HTTPFilter shop/f)", []string{"write it decoded"}},
+		{"escaped permission", "filter shop/f scope=chain target=cart rbac deny policy=p;ns:a;path:/caf%C3%A9", "shop/cart:8080", "self: invalid rbac(a filter that cannot be honoured)",
+			[]string{`pathPrefix "/caf%C3%A9" could be walked around: policy is held against paths as applications read them; write it decoded, as /café`}},
+		{"permission with dots", "filter shop/f scope=chain target=cart rbac deny policy=p;ns:a;path:/a/../b", "shop/cart:8080", "self: invalid rbac(a filter that cannot be honoured)", []string{"dot segments"}},
+		{"permission of hidden files", "filter shop/f scope=chain target=cart rbac deny policy=p;ns:a;path:/.;path:/café", "shop/cart:8080", "self: rbac(HTTPFilter shop/f)", nil},
+
+		// A user's Service is its own namespace's to name (4.9).
+		{"a consumer's alone", "user shop/own 10.96.0.5 80:8080\npods shop/own 8080\nroute pay/r shop/own:80\nrule to=api:8080", "shop/own:80", "self: ",
+			[]string{"HTTPRoute pay/r: parentRef Service shop/own: not attached, for no route of namespace shop names that Service: it must be named there first"}},
+		{"a consumer's beside the producer's", "user shop/own 10.96.0.5 80:8080,81:8080\npods shop/own 8080\nroute pay/r shop/own:80\nrule to=api:8080\nroute shop/r own:81\nrule all", "shop/own:80",
+			"self: |pay:|any -> pay/r rule 1 to(1 pay/api:8080)", nil},
+		{"a consumer's beside one that fits nothing", "user shop/own 10.96.0.5 80:8080\npods shop/own 8080\nroute pay/r shop/own:80\nrule to=api:8080\nroute shop/r own:82\nrule all", "shop/own:80",
+			"self: ", []string{"must be named there first", "NoMatchingParent"}},
 
 		// Backends (10.4).
 		{"references to backends", "catalog shop/cold\nservice shop/bare 10.96.0.7\nuser shop/mine 10.96.0.8 80:8080\nroute shop/r cart:8080\nrule to=v2:1 to=v2:5432 to=nope:1 to=v2 to=v2:8080!Why to=cold:7 to=bare:7 to=bare:18081 to=mine:80", "shop/cart:8080",
@@ -355,8 +392,78 @@ func TestKindNobodySet(t *testing.T) {
 	}
 }
 
+// values are n conditions, sets n changes.
+func values(n int) (out []model.ValueMatch) {
+	for i := range n {
+		out = append(out, model.ValueMatch{Name: fmt.Sprintf("x-%d", i), Value: "v"})
+	}
+	return out
+}
+
+func sets(n int) (out []model.HeaderValue) {
+	for i := range n {
+		out = append(out, model.HeaderValue{Name: fmt.Sprintf("x-%d", i), Value: "v"})
+	}
+	return out
+}
+
+// mutation is one of n changes.
+func mutation(n int) *model.Mutation {
+	out := &model.Mutation{}
+	for _, v := range sets(n) {
+		out.Query = append(out.Query, model.MutationOp{Kind: model.OverwriteIfExistsOrAdd, Name: v.Name, Value: v.Value})
+	}
+	return out
+}
+
+// use makes the first rule of r refer to more mutations of n changes each.
+func use(m *model.Mesh, r *model.Route, more, n int) {
+	for range more {
+		name := fmt.Sprintf("f%d", len(m.Filters))
+		m.Filters = append(m.Filters, model.HTTPFilter{Namespace: "shop", Name: name, Scope: model.ScopeRoute, Mutation: mutation(n)})
+		r.Rules[0].Filters = append(r.Rules[0].Filters, model.Filter{Kind: model.Extension, Extension: name})
+	}
+}
+
+// TestChainBounds: changes that are too many for all requests of a service.
+func TestChainBounds(t *testing.T) {
+	cart := model.ServiceName{Namespace: "shop", Name: "cart"}
+	for _, tt := range []struct {
+		filters, each int
+		backend       int    // changes of a backend of the rule
+		want          string // of the only problem; "": none
+		self, share   bool   // refused
+	}{
+		{4, 64, 0, "", false, false},
+		{5, 52, 0, "Service shop/cart: its filters, with those of the service, make 260 changes, and 256 are the most", true, false},
+		{1, 65, 0, "HTTPFilter shop/f0: it makes 65 changes, and 64 are the most", true, false},
+		{4, 60, 16, "", false, false},
+		{4, 60, 17, "HTTPRoute shop/r: HTTPRoute shop/r rule 1: backendRef shop/cart port 8080: its filters, with those of the service, make 257 changes", false, true},
+	} {
+		m := modeltest.Mesh(t, "service shop/cart 10.96.0.1\npods shop/cart 8080\nroute shop/r cart\nrule to=cart:8080")
+		for i := range tt.filters {
+			m.Filters = append(m.Filters, model.HTTPFilter{Namespace: "shop", Name: fmt.Sprintf("f%d", i), Scope: model.ScopeChain, Targets: []model.ServiceName{cart}, Mutation: mutation(tt.each)})
+		}
+		if tt.backend > 0 {
+			m.Routes[0].Rules[0].Backends[0].Filters = []model.Filter{{Kind: model.RequestHeaders, Set: sets(tt.backend)}}
+		}
+		s, problems := compile.Compile(m)
+		p := s.Service(cart).Port(8080)
+		rule := p.Program.Arms[0].Rule
+		share := len(rule.Backends) > 0 && rule.Backends[0].Invalid != ""
+		text := ""
+		for _, x := range problems {
+			text += x.Object + ": " + x.Reason
+		}
+		if (p.Self.Invalid != "") != tt.self || (rule.Invalid != "") != tt.self || share != tt.share || !strings.HasPrefix(text, tt.want) || (tt.want == "") != (text == "") {
+			t.Errorf("%+v: self %.60q, rule %.60q, share %v, %s", tt, p.Self.Invalid, rule.Invalid, share, text)
+		}
+	}
+}
+
 // TestBounds: what is too big is refused by name, and nothing else is.
 func TestBounds(t *testing.T) {
+	heavy := []model.Match{{Headers: []model.ValueMatch{{Name: "x", Value: "(?:ab?c){850}", Regex: true}}}}
 	build := func(edit func(m *model.Mesh, r *model.Route)) (*snapshot.Snapshot, []model.Problem) {
 		m := modeltest.Mesh(t, "pods shop/cart 8080,9090\npods shop/v2 8080\nroute shop/r cart:8080\nrule to=v2:8080\nroute shop/ok cart:9090\nrule to=v2:8080")
 		edit(m, &m.Routes[0])
@@ -382,6 +489,29 @@ func TestBounds(t *testing.T) {
 		{"33 filters", func(m *model.Mesh, r *model.Route) {
 			r.Rules[0].Filters = slices.Repeat([]model.Filter{{Kind: model.RequestHeaders}}, 33)
 		}, "it has 33 filters, and 32 are the most"},
+		{"expressions within the bound", func(m *model.Mesh, r *model.Route) { r.Rules[0].Matches = slices.Repeat(heavy, 4) }, ""},
+		{"expressions over it", func(m *model.Mesh, r *model.Route) { r.Rules[0].Matches = slices.Repeat(heavy, 5) }, "compile to 17010 instructions on one port, and 16384 are the most"},
+		{"expressions over it in two rules", func(m *model.Mesh, r *model.Route) {
+			r.Rules[0].Matches = slices.Repeat(heavy, 3)
+			r.Rules = append(r.Rules, r.Rules[0])
+		}, "instructions on one port"},
+		{"16 fields and 16 parameters", func(m *model.Mesh, r *model.Route) {
+			r.Rules[0].Matches = []model.Match{{Headers: values(16), Query: values(16)}}
+		}, ""},
+		{"17 fields", func(m *model.Mesh, r *model.Route) {
+			r.Rules[0].Matches = []model.Match{{Headers: values(17)}}
+		}, "a match has 17 conditions on a field, and 16 are the most"},
+		{"17 parameters", func(m *model.Mesh, r *model.Route) {
+			r.Rules[0].Matches = []model.Match{{Query: values(17)}}
+		}, "a match has 17 conditions on a parameter, and 16 are the most"},
+		{"64 changes", func(m *model.Mesh, r *model.Route) {
+			r.Rules[0].Filters = []model.Filter{{Kind: model.RequestHeaders, Set: sets(64)}}
+		}, ""},
+		{"65 changes", func(m *model.Mesh, r *model.Route) {
+			r.Rules[0].Filters = []model.Filter{{Kind: model.ResponseHeaders, Set: sets(32), Add: sets(32), Remove: []string{"x"}}}
+		}, "ResponseHeaderModifier: it makes 65 changes, and 64 are the most"},
+		{"256 changes of a rule", func(m *model.Mesh, r *model.Route) { use(m, r, 4, 64) }, ""},
+		{"257 changes of a rule", func(m *model.Mesh, r *model.Route) { use(m, r, 4, 64); use(m, r, 1, 1) }, "make 257 changes, and 256 are the most"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, problems := build(tt.edit)
@@ -408,6 +538,56 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestServerNamesOfOthers: whoever names too many is cut, and nobody else: not
+// the producer, nor callers of other namespaces, nor other ports.
+func TestServerNamesOfOthers(t *testing.T) {
+	m := modeltest.Mesh(t, "pods shop/db 5432=tcp,6000=tcp\npods pay/x 5432=tcp\ntlsroute shop/t db sni=*.example\nrule to=db:5432\ntlsroute pay/t shop/db:5432\nrule to=x:5432\ntlsroute ops/t shop/db:5432 sni=a.b\nrule to=pay/x:5432")
+	for i := range 1100 {
+		m.Routes[1].ServerNames = append(m.Routes[1].ServerNames, fmt.Sprintf("h%d.evil.example", i))
+	}
+	s, problems := compile.Compile(m)
+	count := map[string]int{}
+	for _, a := range s.Service(model.ServiceName{Namespace: "shop", Name: "db"}).TLS {
+		count[fmt.Sprintf("%d %s %v", a.Port, a.Caller, a.Split.Invalid != "")]++
+	}
+	want := map[string]int{"0  false": 1, "5432 ops false": 1, "5432 pay false": 1024, "5432 pay true": 1}
+	if !maps.Equal(count, want) || len(problems) != 1 || problems[0].Object != "TLSRoute pay/t" || !strings.Contains(problems[0].Reason, "with 1100 server names") {
+		t.Error(count, problems)
+	}
+	// The producer's dial goes where it went.
+	f, err := model.ParseFlow("shop/web > 10.96.0.1:5432 tls host=db.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Services = modeltest.Mesh(t, "service shop/db 10.96.0.1").Services
+	s, _ = compile.Compile(m)
+	if v := decide.Decide(s, &f, 0, nil); v.Action != decide.Forward {
+		t.Error(v)
+	}
+}
+
+// TestRawInbound: what is not judged at the destination is said.
+func TestRawInbound(t *testing.T) {
+	_, problems := compile.Compile(modeltest.Mesh(t, `
+pods shop/db 8080,5432=tcp,53=udp
+pods shop/db 8080,90=tcp
+pods shop/web 8080
+local shop/db 8080,7000=tcp cid=a
+filter shop/a scope=inbound target=db,web rbac policy=p;ns:a
+filter shop/b scope=inbound target=db authz
+filter shop/c scope=inbound target=db authz disabled
+filter shop/d scope=chain target=db rbac
+`))
+	var got []string
+	for _, p := range problems {
+		got = append(got, p.Object+": "+p.Reason)
+	}
+	const what = ": target Service shop/db: not judged on raw TCP: 90, 5432, 7000; policy there needs a NetworkPolicy"
+	if want := []string{"HTTPFilter shop/a" + what, "HTTPFilter shop/b" + what}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // TestServiceKinds: what a name is, by its rows, its objects, its routes, the
 // catalog and what is retained.
 func TestServiceKinds(t *testing.T) {
@@ -429,10 +609,15 @@ func TestServiceKinds(t *testing.T) {
 		{"user shop/x 10.0.0.1 80:80\ncatalog shop/x", "meshOnly await"},
 		{"user shop/x 10.0.0.1 80:80\nretained shop/x 80", "meshOnly"},
 		{"user shop/x 10.0.0.1 80:80\nroute shop/r x\nrule all", "routed"},
-		{"user shop/x 10.0.0.1 80:80\ngrpcroute pay/r shop/x\nrule all", "routed"},
+		{"user shop/x 10.0.0.1 80:80\ngrpcroute shop/r x\nrule all", "routed"},
+		{"user shop/x 10.0.0.1 80:80\ngrpcroute pay/r shop/x\nrule all", "none"}, // a consumer's names are for nobody to take
 		{"user shop/x 10.0.0.1 80:80\npods shop/x 80=tcp\ntcproute shop/r x\nrule all", "routed"},
 		{"user shop/x 10.0.0.1\ntlsroute shop/r x sni=a.b\nrule all", "routed"},
 		{"user shop/x 10.0.0.1 80:80\nroute shop/r x:81\nrule all", "none"},
+		{"user shop/x 10.0.0.1 80:80\npods shop/x 80\nroute pay/r shop/x\nrule all", "meshOnly"},
+		{"user shop/x 10.0.0.1 80:80\npods shop/x 80\ntlsroute pay/r shop/x sni=a.b\nrule all", "meshOnly"},
+		{"user shop/x 10.0.0.1 80:80\nuser shop/x 10.0.0.2 80:80\npods shop/x 80\nroute pay/r shop/x\nrule all", "meshOnly"},
+		{"user shop/x 10.0.0.1 80:80\nuser shop/x 10.0.0.2 80:80\npods shop/x 80\nroute shop/r x\nrule all", "routed"},
 		{"user shop/x 10.0.0.1 80:web\nroute shop/r x\nrule all\ncatalog shop/x", "meshOnly await"},
 		{"catalog shop/X.y", "none"},
 	} {
@@ -491,5 +676,21 @@ func TestSubsetKeys(t *testing.T) {
 	s, _ := compile.Compile(modeltest.Mesh(t, "pods shop/a 80 meta=version:1 meta=ip:2 meta=Up:3\npods pay/b 80 meta=tier:1 meta=version:2\npods pay/c 80 meta=lost:1 id=none"))
 	if got := strings.Join(s.SubsetKeys(), " "); got != "tier version" {
 		t.Error(got)
+	}
+}
+
+// TestMaxText: few expressions may see 8 KiB of text; the more all of them cost, the less.
+func TestMaxText(t *testing.T) {
+	for _, tt := range []struct{ n, least, most int }{{0, 8 << 10, 8 << 10}, {1, 8<<10 - 300, 8 << 10}, {5, 1500, 1700}, {20, 380, 420}} {
+		m := modeltest.Mesh(t, "service shop/cart 10.96.0.1\npods shop/cart 8080\nroute shop/r cart:8080\nrule name=re")
+		for i := range tt.n {
+			m.Routes[0].Rules[0].Matches = append(m.Routes[0].Rules[0].Matches,
+				model.Match{PathKind: model.PathRegex, Path: fmt.Sprintf("/%d(a{500})*", i)})
+		}
+		s, _ := compile.Compile(m)
+		got := s.Service(model.ServiceName{Namespace: "shop", Name: "cart"}).Port(8080).Program.MaxText
+		if got < tt.least || got > tt.most {
+			t.Errorf("%d expressions of some 510 instructions: %d bytes, want %d to %d", tt.n, got, tt.least, tt.most)
+		}
 	}
 }

@@ -9,11 +9,13 @@ import (
 	"aether/dataplane/model"
 )
 
-// build makes the mesh of everything that l has read. It changes none of it.
-func (l *loader) build() (*model.Mesh, []model.Problem) {
+// build makes the mesh of everything that l has read, as the node of its options has it.
+func (l *loader) build() (*model.Mesh, []model.Problem) { return l.views().Mesh(l.o.Node) }
+
+// views makes the meshes of everything that l has read. It changes none of it.
+func (l *loader) views() *Views {
 	b := builder{
-		o:      l.o,
-		mesh:   &model.Mesh{Domain: l.o.Domain, TrustDomain: l.o.TrustDomain, Node: l.o.Node},
+		mesh:   &model.Mesh{Domain: l.o.Domain, TrustDomain: l.o.TrustDomain},
 		taken:  map[string]item{},
 		nodes:  map[string]*nodeFacts{},
 		pods:   map[string][]*podFacts{},
@@ -39,9 +41,6 @@ func (l *loader) build() (*model.Mesh, []model.Problem) {
 		switch {
 		case it.node != nil:
 			b.nodes[it.node.name] = it.node
-			if l.o.Node != "" && it.node.name == l.o.Node {
-				b.mesh.Region, b.mesh.Zone = it.node.region, it.node.zone
-			}
 		case it.pod != nil:
 			b.pods[it.pod.namespace] = append(b.pods[it.pod.namespace], it.pod)
 		case it.grant != nil:
@@ -65,16 +64,16 @@ func (l *loader) build() (*model.Mesh, []model.Problem) {
 	}
 	b.meshConfig(items)
 	b.sort()
-	return b.mesh, finish(b.problems)
+	return &Views{mesh: b.mesh, problems: b.problems, nodes: b.nodes, pods: b.local}
 }
 
 type builder struct {
-	o        Options
 	mesh     *model.Mesh
 	problems []problem
 	taken    map[string]item // by key: names, addresses, namespaces
 	nodes    map[string]*nodeFacts
 	pods     map[string][]*podFacts       // by namespace
+	local    []item                       // pods that have a workload
 	grants   map[grantKey]map[string]bool // the Services, by name; "": every one
 }
 
@@ -116,12 +115,19 @@ func (b *builder) pod(it item) {
 		}
 		b.mesh.Endpoints = append(b.mesh.Endpoints, e)
 	}
-	if w := f.workload; w != nil {
-		mend := "; set annotation " + AnnotationNetNS
-		if b.claim(it, "netns "+w.NetNS, "has the network namespace "+w.NetNS+" of %s: the pod's traffic is not carried"+mend) &&
-			b.claim(it, "container "+w.ContainerID, "has the container ID "+w.ContainerID+" of %s: the pod's traffic is not carried; set annotation "+AnnotationContainerID) {
-			b.mesh.Workloads = append(b.mesh.Workloads, *w)
-		}
+	if f.workload != nil {
+		b.local = append(b.local, it)
+	}
+}
+
+// workload takes a pod of the mesh's own node.
+func (b *builder) workload(it item) {
+	w := it.pod.workload
+	b.problems = append(b.problems, it.pod.told...)
+	mend := "; set annotation " + AnnotationNetNS
+	if b.claim(it, "netns "+w.NetNS, "has the network namespace "+w.NetNS+" of %s: the pod's traffic is not carried"+mend) &&
+		b.claim(it, "container "+w.ContainerID, "has the container ID "+w.ContainerID+" of %s: the pod's traffic is not carried; set annotation "+AnnotationContainerID) {
+		b.mesh.Workloads = append(b.mesh.Workloads, *w)
 	}
 }
 
@@ -269,9 +275,7 @@ func (b *builder) filters(same []item) {
 
 func (b *builder) sort() {
 	m := b.mesh
-	slices.SortFunc(m.Workloads, func(a, b model.Workload) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
+	sortWorkloads(m.Workloads)
 	slices.SortFunc(m.Endpoints, func(a, b model.Endpoint) int {
 		return cmp.Or(compareNames(a.Service, b.Service), cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Pod, b.Pod), a.IP.Compare(b.IP))
 	})
@@ -281,6 +285,12 @@ func (b *builder) sort() {
 	slices.SortStableFunc(m.Filters, compareFilters)
 	slices.SortFunc(m.Catalog, compareNames)
 	slices.SortFunc(m.Retained, func(a, b model.Retained) int { return compareNames(a.Service, b.Service) })
+}
+
+func sortWorkloads(w []model.Workload) {
+	slices.SortFunc(w, func(a, b model.Workload) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
 }
 
 func compareRoutes(a, b model.Route) int {

@@ -37,8 +37,16 @@ func (r *reader) httpFilter(o object) {
 	c.scope(&h.Spec)
 	c.targets(&h.Spec)
 	c.form(&h.Spec, marked)
-	const cost = "the filter is refused: what it governs is refused too"
 	f := &c.f
+	cost := "the filter is refused: what it governs is refused too"
+	if len(f.Targets) == 0 {
+		switch {
+		case f.Scope != model.ScopeRoute:
+			cost = "the filter is refused, and governs nothing: it names no Service that can be read, so requests pass without it"
+		case len(h.Spec.TargetRefs) > 0:
+			cost = "the filter is refused, and governs no more than the rules that name it: none of its targetRefs can be read"
+		}
+	}
 	if f.Invalid = mark; mark != "" {
 		r.report(o.String(), o.line(), "marked as refused: %s; %s", mark, cost)
 	}
@@ -107,12 +115,14 @@ func (c *filterReader) targets(s *httpFilterSpec) {
 	for i, t := range s.TargetRefs {
 		n := strconv.Itoa(i)
 		service := model.ServiceName{Namespace: c.o.namespace, Name: t.Name}
-		switch {
-		case t.Kind != "Service" || t.Group != "" && t.Group != "core":
+		// The filter is refused then, and must know the Service it was likely meant for: one left
+		// out would be open.
+		if t.Kind != "Service" || t.Group != "" && t.Group != "core" {
 			c.bad(spec("targetRefs", n), "targetRefs[%d] is a %.100q of group %.100q: name a Service of group \"\"", i, t.Kind, t.Group)
-		case badService(service) != "":
-			c.bad(spec("targetRefs", n, "name"), "targetRefs[%d]: %s", i, badService(service))
-		case !have[t.Name]:
+		}
+		if why := badService(service); why != "" {
+			c.bad(spec("targetRefs", n, "name"), "targetRefs[%d]: %s", i, why)
+		} else if !have[t.Name] {
 			have[t.Name] = true
 			c.f.Targets = append(c.f.Targets, service)
 		}
@@ -196,8 +206,8 @@ func (c *filterReader) rbac(in *rbac) {
 			switch up := strings.ToUpper(what.Method); {
 			case (what.PathPrefix == "") == (what.Method == ""):
 				c.bad(at("permissions", n), "%s.permissions[%d]: write exactly one of pathPrefix and method", where, j)
-			case what.PathPrefix != "" && badPath(what.PathPrefix) != "":
-				c.bad(at("permissions", n, "pathPrefix"), "%s.permissions[%d]: pathPrefix %.200q %s", where, j, what.PathPrefix, badPath(what.PathPrefix))
+			case what.PathPrefix != "" && badPolicyPath(what.PathPrefix) != "":
+				c.bad(at("permissions", n, "pathPrefix"), "%s.permissions[%d]: pathPrefix %.200q %s", where, j, what.PathPrefix, badPolicyPath(what.PathPrefix))
 			case what.Method != up && slices.Contains(methods, up):
 				c.bad(at("permissions", n, "method"), "%s.permissions[%d]: no request has the method %q: write %s", where, j, what.Method, up)
 			case what.Method != "" && !isToken(what.Method):

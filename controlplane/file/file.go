@@ -21,7 +21,6 @@ package file
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 
@@ -103,12 +102,7 @@ func (o Options) withDefaults() Options {
 // the directory itself included, is among the problems, which are ordered by
 // place. Slices of the Mesh are sorted, so equal directories give equal meshes.
 func Load(dir string, o Options) (*model.Mesh, []model.Problem) {
-	l := newLoader(dir, o)
-	if _, err := l.read(context.Background(), nil); err != nil {
-		m, _ := l.build()
-		return m, []model.Problem{dirProblem(dir, err)}
-	}
-	return l.build()
+	return LoadViews(dir, o).Mesh(o.Node)
 }
 
 func dirProblem(dir string, err error) model.Problem {

@@ -2,10 +2,12 @@ package file
 
 import (
 	"fmt"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -188,6 +190,21 @@ func badPath(p string) string {
 		return "ends with a dot segment: write it without"
 	}
 	return ""
+}
+
+// badPolicyPath says what is wrong with a path that decides about access. A request's path is
+// compared with it as it came and wholly decoded, so that it has to be decoded itself:
+// an escape in it would never be met.
+func badPolicyPath(p string) string {
+	i := strings.IndexAny(p, `%\;`)
+	if i < 0 || !strings.HasPrefix(p, "/") {
+		return badPath(p)
+	}
+	said := fmt.Sprintf("holds %q, and paths are compared decoded: write it decoded", p[i])
+	if plain, err := url.PathUnescape(p); err == nil && utf8.ValidString(plain) && !strings.ContainsAny(plain, `%\;`) && badPath(plain) == "" {
+		return fmt.Sprintf("%s, %.200q", said, plain)
+	}
+	return fmt.Sprintf("%s, like \"/café\", or only what stands before, %.200q", said, p[:i])
 }
 
 // fieldName gives a header's name in lower case, and whether it is one (RFC 9110 5.1).

@@ -34,8 +34,12 @@ type podFacts struct {
 
 	endpoint *model.Endpoint // Region and Zone empty unless annotated
 	ownPlace bool            // region or zone annotated
-	workload *model.Workload
 	part     string
+
+	// What it is to the node it runs on.
+	node     string
+	workload *model.Workload
+	told     []problem // of the workload alone
 }
 
 type namedPort struct {
@@ -52,7 +56,7 @@ func (r *reader) pod(o object) {
 	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return // its address is free, and may be another's
 	}
-	f := &podFacts{namespace: o.namespace, labels: p.Labels, namedPorts: namedPorts(&p), part: p.Annotations[AnnotationPart]}
+	f := &podFacts{namespace: o.namespace, labels: p.Labels, namedPorts: namedPorts(&p), part: p.Annotations[AnnotationPart], node: p.Spec.NodeName}
 	key := ""
 	switch managed := p.Labels[LabelManaged]; managed {
 	case "true":
@@ -183,11 +187,15 @@ func (r *reader) managed(o object, p *corev1.Pod, f *podFacts) []flaw {
 			Metadata:    meta.Metadata,
 		}
 	}
-	if f.part == partWorkload || f.part == "" && r.o.Node != "" && p.Spec.NodeName == r.o.Node {
+	if f.part == partWorkload || f.part == "" && f.node != "" {
 		container, ok := p.Annotations[AnnotationContainerID]
 		if !ok {
 			container = o.namespace + "/" + o.name
 		}
+		known := len(r.out.problems)
+		capture := r.capture(o, p.Annotations)
+		f.told = slices.Clone(r.out.problems[known:])
+		r.out.problems = r.out.problems[:known]
 		f.workload = &model.Workload{
 			Namespace:   o.namespace,
 			Name:        o.name,
@@ -198,7 +206,7 @@ func (r *reader) managed(o object, p *corev1.Pod, f *podFacts) []flaw {
 			SPIFFEID:    id,
 			DefaultPort: meta.DefaultPort,
 			Ports:       meta.Ports,
-			Capture:     r.capture(o, p.Annotations),
+			Capture:     capture,
 			Upstreams:   meta.Upstreams,
 		}
 	}

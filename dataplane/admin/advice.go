@@ -65,6 +65,7 @@ var mend = map[string]string{
 	"no-rule":                  "the service has routes, and no rule of them matches the request; the steps say what each one wants",
 	"rbac-denied":              "an RBAC filter does not allow this request; the rule that is named says which",
 	"path-spelling":            "the path can be spelled in two ways that are allowed differently; send it without dot segments, empty segments and escapes of them",
+	"too-large":                "the request is larger than the rules of the port look at: send a shorter path, field or query value (8192 bytes are the most where a rule has a regular expression), or fewer query parameters (256)",
 	"connect":                  "CONNECT is never tunnelled; send the request itself",
 	"unknown-sni":              "the pod does not serve the port that the caller's server name asks for",
 	"no-verdict":               "the flow has no direction",

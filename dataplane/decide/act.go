@@ -35,11 +35,12 @@ func (v *Verdict) ApplyRequest(h *httpmsg.Head, scratch []byte) []byte {
 	return scratch
 }
 
-// ApplyResponse changes the fields of the answer to a request that was forwarded.
+// ApplyResponse changes the fields of the answer to a request that was forwarded or
+// redirected: a browser may follow a redirection only if its answer says so.
 // origin is the request's Origin field as it came, nil if it had none; the head keeps it.
 func (v *Verdict) ApplyResponse(h *httpmsg.Head, origin []byte) {
 	p := v.Pipe
-	if p == nil || v.Action != Forward {
+	if p == nil || v.Action != Forward && (v.Action != Reply || v.Reason != Redirect) {
 		return
 	}
 	snapshot.Apply(p.Response, h)
@@ -65,8 +66,8 @@ func (v *Verdict) AuthzPath(r *httpmsg.Head) []byte {
 		return nil
 	}
 	path, _ := cutPath(r.Path)
-	norm, ok := plain(path)
-	if !ok {
+	norm, up, ok := plain(path)
+	if up || !ok {
 		return nil // not reached: such a path is refused
 	}
 	return append(norm, r.Path[len(path):]...)

@@ -104,14 +104,20 @@ func varies(h *httpmsg.Head) bool {
 var comma = []byte(",")
 
 // mark says on the answer h to a request from origin who may read it. What the
-// application wrote of the fields that decide this does not get out.
+// application wrote of the fields that decide this does not get out, whoever asks:
+// else an origin that the rule forbids could be let in by the application. And
+// wherever the answer depends on the origin it says so, lest a cache gives
+// the answer to one to another (Fetch, "CORS protocol and HTTP caches").
 func mark(c *snapshot.CORS, h *httpmsg.Head, origin []byte) {
-	if !allowed(c, origin) {
-		return
-	}
 	h.Del(string(hdrAllowOrigin))
 	h.Del(string(hdrAllowCredentials))
 	h.Del(string(hdrExposeHeaders))
+	if (!c.AnyOrigin || c.Credentials) && !varies(h) {
+		h.Add(hdrVary, valueOrigin)
+	}
+	if !allowed(c, origin) {
+		return
+	}
 	appendOrigin(c, h, origin)
 	if len(c.Expose) > 0 {
 		h.Add(hdrExposeHeaders, c.Expose)

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/url"
 	"path"
@@ -53,7 +54,7 @@ func TestPlain(t *testing.T) {
 		{"/.../a", "/.../a"},
 	} {
 		in := []byte(tt.in)
-		got, ok := plain(in)
+		got, _, ok := plain(in)
 		if string(in) != tt.in {
 			t.Fatalf("%q was written to", tt.in)
 		}
@@ -69,6 +70,19 @@ func TestPlain(t *testing.T) {
 	}
 }
 
+// TestClimbs: plain says of every spelling of ".." that it is there, and of nothing else.
+func TestClimbs(t *testing.T) {
+	for in, want := range map[string]bool{
+		"/a/../b": true, "/..": true, "/a/%2e%2e/b": true, "/a/.%2E": true, "/%252e%252e/a": true, "/a/..;x/b": true,
+		"/a\\..\\b": true, "/a%5c..%5cb": true, "/a%2f..%2fb": true, "/a/..%3bx": true, "/a;/../b": true,
+		"/a/.../b": false, "/a/..b": false, "/a..": false, "/a/./b": false, "/a;../b": false, "/a//b": false, "/..%20/": false,
+	} {
+		if _, up, ok := plain([]byte(in)); up != want || !ok {
+			t.Errorf("%s climbs: %t", in, up)
+		}
+	}
+}
+
 // TestPlainAgainstStandard: where only dot segments and empty elements are to be
 // mended, path.Clean says the same; and what is plain stays.
 func TestPlainAgainstStandard(t *testing.T) {
@@ -78,11 +92,11 @@ func TestPlainAgainstStandard(t *testing.T) {
 		for range r.IntN(8) {
 			in += []string{"a", "b", ".", "..", "/", "/", "..."}[r.IntN(7)]
 		}
-		got, _ := plain([]byte(in))
+		got, _, _ := plain([]byte(in))
 		if want := path.Clean(in); strings.TrimSuffix(string(got), "/") != strings.TrimSuffix(want, "/") {
 			t.Fatalf("%q reads as %q, the standard library says %q", in, got, want)
 		}
-		if again, _ := plain(got); string(again) != string(got) {
+		if again, _, _ := plain(got); string(again) != string(got) {
 			t.Fatalf("%q reads as %q, which reads as %q", in, got, again)
 		}
 		if string(got) != in && !spelled([]byte(in)) {
@@ -98,14 +112,14 @@ func FuzzPlain(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		got, ok := plain(b)
+		got, _, ok := plain(b)
 		if !ok {
 			return
 		}
 		if len(got) == 0 || got[0] != '/' || len(got) > len(b)+1 {
 			t.Fatalf("%q reads as %q", b, got)
 		}
-		again, ok := plain(got)
+		again, _, ok := plain(got)
 		if !ok || string(again) != string(got) {
 			t.Fatalf("%q reads as %q, which reads as %q", b, got, again)
 		}
@@ -177,6 +191,29 @@ func TestEditQuery(t *testing.T) {
 		if string(got) != tt.want || string(scratch[:4]) != "kept" {
 			t.Errorf("%s %v: %s (scratch %q), want %s", tt.in, tt.ops, got, scratch, tt.want)
 		}
+	}
+}
+
+// TestEditQueryRoom: many ops need the room of two queries, and not of one an op.
+func TestEditQueryRoom(t *testing.T) {
+	var ops []snapshot.Op
+	for i := range 64 {
+		ops = append(ops, snapshot.Op{Kind: model.OverwriteIfExistsOrAdd, Name: fmt.Append(nil, "k", i), Value: []byte("a b")})
+	}
+	target := "/p?" + strings.Repeat("abcdefg=1&", 1000) + "k0=0&k1=0&k0=1"
+	scratch, got := editQuery(nil, ops, []byte(target))
+	if cap(scratch) > 3*len(target) {
+		t.Errorf("%d bytes of room for a query of %d", cap(scratch), len(target))
+	}
+	want := strings.TrimSuffix(target, "k0=0&k1=0&k0=1")
+	for i := range ops {
+		want += fmt.Sprintf("k%d=a%%20b&", i)
+	}
+	if string(got) != strings.TrimSuffix(want, "&") {
+		t.Errorf("%s", got)
+	}
+	if again := append(scratch, "what comes next"...); string(got) != strings.TrimSuffix(want, "&") || len(again) == 0 {
+		t.Error("the target is written over by what comes next in the scratch")
 	}
 }
 
@@ -273,7 +310,7 @@ func TestCORSFields(t *testing.T) {
 		{"list", "h:origin=https://a.example",
 			snapshot.CORS{Origins: []snapshot.Origin{{Prefix: "https://a.example"}}, Methods: b("GET,PUT"), Headers: b("x-a"), Expose: b("x-e"), MaxAge: b("60")},
 			"access-control-allow-origin=https://a.example vary=Origin access-control-allow-methods=GET,PUT access-control-allow-headers=x-a access-control-max-age=60",
-			"access-control-allow-methods=app access-control-allow-origin=https://a.example vary=Origin access-control-expose-headers=x-e"},
+			"access-control-allow-methods=app vary=Origin access-control-allow-origin=https://a.example access-control-expose-headers=x-e"},
 		{"any", "h:origin=https://a.example",
 			snapshot.CORS{AnyOrigin: true, AnyMethod: true, Methods: b("*"), AnyHeader: true, Headers: b("*")},
 			"access-control-allow-origin=* access-control-allow-methods=* access-control-allow-headers=*",
@@ -281,10 +318,10 @@ func TestCORSFields(t *testing.T) {
 		{"any with credentials", "h:origin=https://a.example",
 			snapshot.CORS{AnyOrigin: true, Credentials: true, AnyMethod: true, Methods: b("*"), AnyHeader: true, Headers: b("*")},
 			"access-control-allow-origin=https://a.example vary=Origin access-control-allow-credentials=true access-control-allow-methods=PUT access-control-allow-headers=x-q",
-			"access-control-allow-methods=app access-control-allow-origin=https://a.example vary=Origin access-control-allow-credentials=true"},
+			"access-control-allow-methods=app vary=Origin access-control-allow-origin=https://a.example access-control-allow-credentials=true"},
 		{"another origin", "h:origin=https://b.example",
 			snapshot.CORS{Origins: []snapshot.Origin{{Prefix: "https://a.example"}}, Methods: b("GET")},
-			"", "access-control-allow-origin=app access-control-allow-credentials=app access-control-expose-headers=app access-control-allow-methods=app"},
+			"", "access-control-allow-methods=app vary=Origin"},
 	} {
 		r, err := model.ParseRequest("OPTIONS cart/ h:access-control-request-method=PUT h:access-control-request-headers=x-q " + tt.request)
 		if err != nil {
@@ -309,6 +346,18 @@ func TestCORSFields(t *testing.T) {
 			t.Errorf("%s: answer\ngot  %s\nwant %s", tt.name, got, tt.answer)
 		}
 	}
+	for _, action := range []Action{Forward, Reply} { // without an origin; of a redirection, too
+		v := Verdict{Action: action, Reason: Redirect, Pipe: &snapshot.Pipe{CORS: &snapshot.CORS{Origins: []snapshot.Origin{{Prefix: "https://a.example"}}}, Response: []snapshot.Op{{Kind: model.AppendIfExistsOrAdd, Name: b("x-r"), Value: b("1")}}}}
+		h := httpmsg.Head{Fields: []httpmsg.Field{{Name: hdrAllowOrigin, Value: valueAny}}}
+		v.ApplyResponse(&h, nil)
+		if got := words(&h); got != "x-r=1 vary=Origin" {
+			t.Errorf("%s without an origin: %s", action, got)
+		}
+		v.ApplyResponse(&h, b("https://a.example"))
+		if got := words(&h); got != "x-r=1 vary=Origin x-r=1 access-control-allow-origin=https://a.example" {
+			t.Errorf("%s: %s", action, got)
+		}
+	}
 	for _, not := range []string{"GET c/ h:origin=x h:access-control-request-method=PUT", "OPTIONS c/ h:access-control-request-method=PUT", "OPTIONS c/ h:origin=x"} {
 		if r, err := model.ParseRequest(not); err != nil || preflight(&r) {
 			t.Errorf("%s: %v", not, err)
@@ -330,7 +379,7 @@ func TestVaryOnce(t *testing.T) {
 	for vary, want := range map[string]string{"accept, Origin": "", "*": "", "accept": " vary=Origin", "origin-x": " vary=Origin"} {
 		h := httpmsg.Head{Fields: []httpmsg.Field{{Name: hdrVary, Value: []byte(vary)}}}
 		mark(c, &h, []byte("https://a.example"))
-		if got := words(&h); got != "vary="+vary+" access-control-allow-origin=https://a.example"+want {
+		if got := words(&h); got != "vary="+vary+want+" access-control-allow-origin=https://a.example" {
 			t.Errorf("%s: %s", vary, got)
 		}
 	}

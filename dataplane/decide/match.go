@@ -17,13 +17,31 @@ func cutPath(target []byte) (path, query []byte) {
 	return target, nil
 }
 
-// match is the first arm that r fulfils with this path, or nil (contract 10.3).
-func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) *snapshot.Arm {
+// maxParameters bounds what conditions on the query look at, as Program.MaxText
+// bounds the text of expressions. What is larger is not "no match", which would give
+// it to another rule: it is refused.
+const maxParameters = 256
+
+// manyParameters reports whether a query has more parameters than are looked at.
+func manyParameters(query []byte) bool {
+	return len(query) > maxParameters && bytes.Count(query, ampersand) >= maxParameters
+}
+
+var ampersand = []byte("&")
+
+// match is the first arm that r fulfils with this path, or nil (contract 10.3). large:
+// r is too large for the arm, and so nobody can say whether it fulfils it.
+func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) (_ *snapshot.Arm, large bool) {
 	for i := range p.Arms {
 		a := &p.Arms[i]
 		switch {
 		case t == nil && ends(a.Path, path) && (a.PathKind == model.PathPrefix || a.PathKind == model.PathExact):
 			continue // most arms of most programs: not worth a call
+		case len(path) > p.MaxText && (a.Regex != nil || a.GRPC != nil && (a.GRPC.ServiceRegex != nil || a.GRPC.MethodRegex != nil)):
+			if t != nil {
+				t.add("%s: the path has %d bytes, more than the %d that an expression is run on", armText(a), len(path), p.MaxText)
+			}
+			return a, true
 		case !pathMatches(a, path):
 			if t != nil {
 				t.add("%s: path %q is not %s", armText(a), path, pathText(a))
@@ -35,13 +53,33 @@ func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) *
 			}
 			continue
 		}
-		if h := unmetField(a.Headers, r); h != nil {
+		h, large := unmetField(a.Headers, r, p.MaxText)
+		if large {
+			if t != nil {
+				t.add("%s: field %s has more than the %d bytes that an expression is run on", armText(a), h.Name, p.MaxText)
+			}
+			return a, true
+		}
+		if h != nil {
 			if t != nil {
 				t.add("%s: field %s is not %s", armText(a), h.Name, valueText(h))
 			}
 			continue
 		}
-		if q := unmetParameter(a.Query, query); q != nil {
+		if len(a.Query) > 0 && manyParameters(query) {
+			if t != nil {
+				t.add("%s: the query has more than %d parameters", armText(a), maxParameters)
+			}
+			return a, true
+		}
+		q, large := unmetParameter(a.Query, query, p.MaxText)
+		if large {
+			if t != nil {
+				t.add("%s: query parameter %s has more than the %d bytes that an expression is run on", armText(a), q.Name, p.MaxText)
+			}
+			return a, true
+		}
+		if q != nil {
 			if t != nil {
 				t.add("%s: query parameter %s is not %s", armText(a), q.Name, valueText(q))
 			}
@@ -50,9 +88,9 @@ func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) *
 		if t != nil {
 			t.add("%s: matches", armText(a))
 		}
-		return a
+		return a, false
 	}
-	return nil
+	return nil, false
 }
 
 // ends reports that path cannot begin with want: it is shorter, or want's last character is another.
@@ -104,15 +142,22 @@ func element(want string, re *regexp.Regexp, got []byte) bool {
 	return want == "" || string(got) == want
 }
 
-// unmetField is the first field condition that r does not fulfil, or nil.
-func unmetField(want []snapshot.ValueMatch, r *httpmsg.Head) *snapshot.ValueMatch {
+// unmetField is the first field condition that r does not fulfil, or nil; large: its
+// field is too long to tell.
+func unmetField(want []snapshot.ValueMatch, r *httpmsg.Head, most int) (_ *snapshot.ValueMatch, large bool) {
 	for i := range want {
 		w := &want[i]
-		if w.Regex == nil && !fieldIs(r, w.Name, w.Value) || w.Regex != nil && !fieldFits(r, w.Name, w.Regex) {
-			return w
+		if w.Regex == nil {
+			if !fieldIs(r, w.Name, w.Value) {
+				return w, false
+			}
+			continue
+		}
+		if fits, large := fieldFits(r, w.Name, w.Regex, most); large || !fits {
+			return w, large
 		}
 	}
-	return nil
+	return nil, false
 }
 
 // fieldIs compares the whole value of a field: lines of one name count as one,
@@ -147,24 +192,30 @@ func fieldIs(r *httpmsg.Head, name, want string) bool {
 }
 
 // fieldFits is fieldIs for an expression. Only a field of several lines costs
-// an allocation: they are joined by a comma.
-func fieldFits(r *httpmsg.Head, name string, re *regexp.Regexp) bool {
+// an allocation: they are joined by a comma. large: all of it is more than most bytes.
+func fieldFits(r *httpmsg.Head, name string, re *regexp.Regexp, most int) (fits, large bool) {
 	if name == "host" {
-		return len(r.Authority) > 0 && re.Match(r.Authority)
+		if len(r.Authority) > most {
+			return false, true
+		}
+		return len(r.Authority) > 0 && re.Match(r.Authority), false
 	}
-	first, lines := -1, 0
+	first, lines, size := -1, 0, -1
 	for i := range r.Fields {
 		if string(r.Fields[i].Name) == name {
 			if lines++; lines == 1 {
 				first = i
 			}
+			size += 1 + len(r.Fields[i].Value)
 		}
 	}
-	switch lines {
-	case 0:
-		return false
-	case 1:
-		return re.Match(r.Fields[first].Value)
+	switch {
+	case lines == 0:
+		return false, false
+	case size > most:
+		return false, true
+	case lines == 1:
+		return re.Match(r.Fields[first].Value), false
 	}
 	var joined []byte
 	for i := range r.Fields {
@@ -175,20 +226,33 @@ func fieldFits(r *httpmsg.Head, name string, re *regexp.Regexp) bool {
 			joined = append(joined, r.Fields[i].Value...)
 		}
 	}
-	return re.Match(joined)
+	return re.Match(joined), false
 }
 
 // unmetParameter is the first query condition that is not fulfilled, or nil. Of
-// a parameter that stands there more than once the first counts.
-func unmetParameter(want []snapshot.ValueMatch, query []byte) *snapshot.ValueMatch {
+// a parameter that stands there more than once the first counts. large: its value is too long to tell.
+func unmetParameter(want []snapshot.ValueMatch, query []byte, most int) (_ *snapshot.ValueMatch, large bool) {
 	for i := range want {
 		w := &want[i]
 		value, ok := parameter(query, w.Name)
-		if !ok || w.Regex == nil && !decodesTo(value, w.Value) || w.Regex != nil && !w.Regex.Match(plainValue(value)) {
-			return w
+		switch {
+		case !ok:
+			return w, false
+		case w.Regex == nil:
+			if !decodesTo(value, w.Value) {
+				return w, false
+			}
+			continue
+		}
+		v := plainValue(value)
+		if len(v) > most {
+			return w, true
+		}
+		if !w.Regex.Match(v) {
+			return w, false
 		}
 	}
-	return nil
+	return nil, false
 }
 
 // parameter is the value, as it is spelled, of the first parameter whose name

@@ -3,6 +3,7 @@ package decide
 import (
 	"bytes"
 	"net/netip"
+	"slices"
 
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
@@ -30,9 +31,11 @@ func spelled(path []byte) bool {
 
 // plain is the path, without its query, as the most forgiving application reads
 // it: escapes decoded until there are none, backslashes as slashes, no path
-// parameters, no empty elements, no dot segments (RFC 3986 5.2.4). A trailing slash stays. ok is
-// false when maxRounds were not enough. It allocates.
-func plain(path []byte) (out []byte, ok bool) {
+// parameters, no empty elements, no dot segments (RFC 3986 5.2.4). A trailing slash stays. up
+// says that a ".." was among its elements: whoever decodes less, or knows no ";" or
+// backslash, climbs elsewhere, and reads a third path. ok is false when maxRounds were
+// not enough. It allocates.
+func plain(path []byte) (out []byte, up, ok bool) {
 	b := append(make([]byte, 0, len(path)+1), path...)
 	for round := 0; bytes.IndexByte(b, '%') >= 0; round++ {
 		k := 0
@@ -45,7 +48,7 @@ func plain(path []byte) (out []byte, ok bool) {
 			break // what looks like an escape is none
 		}
 		if round == maxRounds {
-			return path, false
+			return path, false, false
 		}
 		b = b[:k]
 	}
@@ -69,6 +72,7 @@ func plain(path []byte) (out []byte, ok bool) {
 		case "", ".":
 			continue
 		case "..":
+			up = true
 			if len(out) > 1 { // the root is above itself
 				out = out[:1+bytes.LastIndexByte(out[:len(out)-1], '/')]
 			}
@@ -79,18 +83,18 @@ func plain(path []byte) (out []byte, ok bool) {
 			out = append(out, '/')
 		}
 	}
-	return out, true
+	return out, up, true
 }
 
 // spelling is design 9's path policy for a request at its source: if the path as
 // it is spelled and as it may be read choose different rules, neither may carry
-// policy. self is what no rule means; nil: such a request is refused. walks
+// policy; and where any rule of the port does, no path leads upwards. self is what no rule means; nil: such a request is refused. walks
 // names what a refused spelling could walk around.
 func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, r *httpmsg.Head, path, query []byte, t *Trace) (result reading, walks string) {
 	if !policed(p, self) {
 		return oneReading, ""
 	}
-	norm, ok := plain(path)
+	norm, up, ok := plain(path)
 	if !ok {
 		if t != nil {
 			t.add("path %q holds escapes more than %d deep", path, maxRounds)
@@ -105,7 +109,11 @@ func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, r *httpmsg.Head,
 	}
 	other := self
 	if p != nil {
-		if a := match(p, r, norm, query, t); a != nil {
+		a, large := match(p, r, norm, query, t)
+		if large {
+			return tooLarge, a.Rule.Name
+		}
+		if a != nil {
 			other = a.Rule
 		}
 	}
@@ -114,6 +122,12 @@ func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, r *httpmsg.Head,
 			t.add("the two spellings choose different rules (%s, %s), and policy is in force on one of them", ruleText(chosen), ruleText(other))
 		}
 		return refused, policyName(nil, other, chosen)
+	}
+	if up {
+		if t != nil {
+			t.add("path %q holds an element \"..\", from which applications climb to different places, and policy is in force on the port", path)
+		}
+		return refused, policyName(p, chosen, other, self)
 	}
 	// One rule: what its RBAC says does not hang on the path here, where nobody is
 	// verified and no principal holds; the destination compares both (deliver).
@@ -127,6 +141,7 @@ const (
 	oneReading  reading = iota // there is no other, or no policy to care
 	twoReadings                // and policy is to be asked about both
 	refused
+	tooLarge // for the other spelling to be matched
 )
 
 // spellingOf is the filter whose verdict differs between two spellings; nil: none.
@@ -211,63 +226,66 @@ func editPath(dst []byte, e model.PathEdit, target []byte, prefix int) []byte {
 	return append(dst, target[len(path):]...)
 }
 
-// editQuery changes the query of target by ops, in order. What is written goes
-// behind dst, which is returned, and out is the target then: target itself where
-// nothing changed. Parameters that no op names stay as they are spelled.
+// editQuery changes the query of target by ops, in order, each in one pass. What is
+// written goes behind dst, which is returned, into two places by turns: many ops need
+// no more room than two. out is the target then: target itself where nothing
+// changed. Parameters that no op names stay as they are spelled.
 func editQuery(dst []byte, ops []snapshot.Op, target []byte) (_, out []byte) {
+	room := len(target)
 	for i := range ops {
-		start := len(dst)
-		if dst = appendQuery(dst, &ops[i], target); len(dst) > start {
-			target = dst[start:len(dst):len(dst)]
-		}
+		room += 2 + 3*(len(ops[i].Name)+len(ops[i].Value)) // a separator, "=", everything escaped
 	}
-	return dst, target
+	start := len(dst)
+	dst = slices.Grow(dst, min(len(ops), 2)*room)
+	at, end := start, start // the place that is written to, and the end of what is read
+	for i := range ops {
+		to, changed := appendQuery(dst[at:at:at+room], &ops[i], target)
+		if !changed {
+			continue
+		}
+		target, end = to[:len(to):len(to)], at+len(to)
+		at = start + room - (at - start) // the other place
+	}
+	return dst[:end], target
 }
 
-// appendQuery appends target with one change to dst; dst as it is where the op changes nothing.
-func appendQuery(dst []byte, o *snapshot.Op, target []byte) []byte {
+// appendQuery appends target with one change to dst. changed is false, and what was
+// written means nothing, where the op changes nothing.
+func appendQuery(dst []byte, o *snapshot.Op, target []byte) (_ []byte, changed bool) {
 	path, query := cutPath(target)
-	_, there := parameter(query, string(o.Name))
-	add := false // behind all others
-	switch o.Kind {
-	case model.AppendIfExistsOrAdd:
-		add = true
-	case model.AddIfAbsent:
-		if there {
-			return dst
-		}
-		add = true
-	case model.OverwriteIfExistsOrAdd:
-		add = !there
-	case model.OverwriteIfExists, model.RemoveAll:
-		if !there {
-			return dst
-		}
-	}
 	dst = append(dst, path...)
 	sep := byte('?')
-	put := add
+	there := false
 	for len(query) > 0 {
 		var p []byte
 		p, query = nextParameter(query)
 		name, _ := cutParameter(p)
-		named := len(p) > 0 && decodesTo(name, string(o.Name)) && o.Kind != model.AppendIfExistsOrAdd
-		if named && (put || o.Kind == model.RemoveAll) {
+		if o.Kind != model.AppendIfExistsOrAdd && len(p) > 0 && decodesTo(name, string(o.Name)) {
+			first := !there
+			there = true
+			switch {
+			case o.Kind == model.AddIfAbsent:
+				return dst, false
+			case o.Kind == model.RemoveAll, !first:
+				continue
+			}
+			dst = append(dst, sep)
+			sep = '&'
+			dst = appendParameter(dst, o)
 			continue
 		}
 		dst = append(dst, sep)
 		sep = '&'
-		if named {
-			put = true
-			dst = appendParameter(dst, o)
-			continue
-		}
 		dst = append(dst, p...)
 	}
-	if add {
+	switch o.Kind {
+	case model.RemoveAll, model.OverwriteIfExists:
+		return dst, there
+	}
+	if !there {
 		dst = appendParameter(append(dst, sep), o)
 	}
-	return dst
+	return dst, true
 }
 
 // appendParameter writes name=value with everything escaped that is not unreserved (RFC 3986 2.3).

@@ -21,7 +21,8 @@ const (
 	textNoSuchName   = "no mesh service has this name; to reach it outside the mesh, dial it directly\n"
 	textNoRule       = "routes are attached to this port and none of their rules matches the request; see the matches of the HTTPRoutes and GRPCRoutes whose parentRefs name the service\n"
 	textRBAC         = "RBAC: access denied\n"
-	textSpelling     = "the path is spelled so that an application could read another path than policy was asked about; send the plain path: no escapes where none are needed, no \"//\", no \".\" or \"..\" elements, no backslashes, no \";\"\n"
+	textSpelling     = "the path is spelled so that an application could read another path than policy was asked about, or leads upwards where policy is in force; send the plain path: no escapes where none are needed, no \"//\", no \".\" or \"..\" elements, no backslashes, no \";\"\n"
+	textTooLarge     = "the request is too large for the rules of this port: an expression is run on at most 8192 bytes of a path, a field or a query value, and conditions and changes of the query look at at most 256 parameters; send less\n"
 	textRedirect     = "see the location field\n"
 	textSelected     = "no healthy endpoint of the destination is what x-aether-ip, x-aether-pod, x-aether-subset-* or a service's own selecting field ask for; leave them out to be balanced over all\n"
 	textAwait        = "the service is known, and where its pods are is not yet; try again shortly\n"
@@ -202,10 +203,14 @@ func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
 		if prog.Strict {
 			chosen, self = nil, nil
 		}
-		if a := match(prog, r, path, query, t); a != nil {
+		a, large := match(prog, r, path, query, t)
+		if large {
+			return Verdict{Action: Refuse, Reason: TooLarge, Rule: a.Rule.Name, Status: 431, Text: textTooLarge}
+		}
+		if a != nil {
 			chosen = a.Rule
 			v.Matched, v.Rule, v.Reason = chosen, chosen.Name, HTTPRoute
-			if strings.HasPrefix(chosen.Name, "GRPCRoute") {
+			if chosen.GRPC {
 				v.Reason = GRPCRoute
 			}
 			if a.PathKind == model.PathPrefix {
@@ -217,8 +222,11 @@ func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
 	}
 	if spelled(path) {
 		result, walks := spelling(prog, self, chosen, r, path, query, t)
-		if result == refused {
+		switch result {
+		case refused:
 			return Verdict{Action: Refuse, Reason: PathSpelling, Rule: walks, Status: 403, Text: textSpelling}
+		case tooLarge:
+			return Verdict{Action: Refuse, Reason: TooLarge, Rule: walks, Status: 431, Text: textTooLarge}
 		}
 		v.Respelled = result == twoReadings && chosen != nil && chosen.Pipe != nil && chosen.Pipe.Authz != nil
 	}
@@ -265,6 +273,12 @@ func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
 			v.Backend, v.Pipe, v.Prefix = nil, pipe, prefix
 			return v
 		}
+	}
+	if pipe != nil && len(pipe.Query) > 0 && manyParameters(query) {
+		if t != nil {
+			t.add("the query has more than %d parameters, and filters change it", maxParameters)
+		}
+		return Verdict{Action: Refuse, Reason: TooLarge, Rule: v.Rule, Status: 431, Text: textTooLarge}
 	}
 	set := q.s.Endpoints(v.Backend)
 	if set.Len() == 0 {
@@ -332,8 +346,11 @@ func deliver(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, t *Trace) Ver
 	}
 	path, _ := cutPath(r.Path)
 	if pipe.Policy() && spelled(path) {
-		norm, ok := plain(path)
-		if !ok {
+		norm, up, ok := plain(path)
+		if up || !ok { // applications climb from ".." to different places
+			if t != nil && ok {
+				t.add("path %q holds an element \"..\", from which applications climb to different places, and policy is in force on the pod", path)
+			}
 			return Verdict{Action: Refuse, Reason: PathSpelling, Rule: firstPolicy(pipe), Status: 403, Text: textSpelling}
 		}
 		if string(norm) != string(path) {

@@ -99,6 +99,7 @@ const (
 	NoRule                 // routeSemantics GatewayAPI: no rule of the routes matches (design 9)
 	RBACDenied             // an RBAC filter does not allow it (10.7)
 	PathSpelling           // policy, or which policy, depends on how the path is spelled (design 9)
+	TooLarge               // a value is too long for an expression, or the query has too many parameters to be looked at
 	Redirect               // a rule answers with a redirection (10.2)
 	CORSPreflight          // a rule's CORS filter answers a preflight
 	AwaitRows              // the service is known and its rows are on their way (4.6)
@@ -129,7 +130,7 @@ var reasonNames = [reasons]string{
 	"loop", "declared-tcp", "raw-spelling", "declared-http", "proxy-port", "mesh-address", "foreign-address",
 	"tls-route", "tcp-route",
 	"mesh-name", "not-mesh", "tls", "opaque", "server-first", "idle", "blackhole", "no-names",
-	"http-route", "grpc-route", "no-rule", "rbac-denied", "path-spelling", "redirect", "cors-preflight", "await-rows",
+	"http-route", "grpc-route", "no-rule", "rbac-denied", "path-spelling", "too-large", "redirect", "cors-preflight", "await-rows",
 	"port-mismatch", "port-not-declared", "port-not-http", "port-required",
 	"caller-namespace-unknown", "no-such-name", "no-endpoint", "invalid-backend", "broken-service",
 	"connect", "readyz", "live", "ready",

@@ -112,7 +112,22 @@ rule to=pay/cart:9090
 			"HTTPFilter shop/in: policy private holds for spiffe://td/ns/shop/sa/web: it denies",
 		}},
 		{"shop/cart@in < 8080 peer=spiffe://td/ns/shop/sa/web | GET cart/x/../private", false, []string{
-			`HTTPFilter shop/in allows one of the spellings "/x/../private" and "/private" only`,
+			`path "/x/../private" holds an element "..", from which applications climb to different places, and policy is in force on the pod`,
+		}},
+		{"shop/cart@in < 8080 peer=spiffe://td/ns/shop/sa/web | GET cart//private", false, []string{
+			`HTTPFilter shop/in allows one of the spellings "//private" and "/private" only`,
+		}},
+		{"shop/web > 10.96.0.1:8080 | GET cart/x/../y", false, []string{
+			`path "/x/../y" holds an element "..", from which applications climb to different places, and policy is in force on the port`,
+		}},
+		{"shop/web > 10.96.0.1:8080 | GET cart/f h:version=" + strings.Repeat("1", 8193), false, []string{
+			"HTTPRoute shop/cart rule 3 match 1: field version has more than the 8192 bytes that an expression is run on",
+		}},
+		{"shop/web > 10.96.0.1:8080 | GET cart/q?x=1" + strings.Repeat("&y", 256), false, []string{
+			"HTTPRoute shop/cart rule 2 match 1: the query has more than 256 parameters",
+		}},
+		{"shop/web > 10.96.0.1:8080 | GET cart/" + strings.Repeat("v", 8193), false, []string{
+			"HTTPRoute shop/cart rule 1 match 1: the path has 8194 bytes, more than the 8192 that an expression is run on",
 		}},
 		{"shop/cart@in < 7777", false, []string{"Pod shop/cart-0 declares no HTTP or TCP port 7777; it declares 8080 (http), 9000 (tcp)"}},
 	} {

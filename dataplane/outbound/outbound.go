@@ -130,6 +130,7 @@ type reqState struct {
 
 	// What was asked, before a rule changed it.
 	host, path, origin []byte
+	grpc               bool
 	// scratch is what a rule's changes are written to; it stays with the object.
 	scratch []byte
 }
@@ -231,8 +232,11 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 	*rq = reqState{scratch: rq.scratch[:0]}
 	snap := o.cfg.Store.Load()
 	rq.snap = snap
-	rq.v = decide.Route(snap, &c.flow, &x.Req, c.st.rnd.Uint32(), nil)
 	h := &x.Req
+	ct, _ := h.Get("content-type")
+	rq.grpc = isGRPC(ct)
+	sent := clean(h) // before rules see it: what only a proxy may say matches nothing, either
+	rq.v = decide.Route(snap, &c.flow, h, c.st.rnd.Uint32(), nil)
 	rq.host, rq.path, rq.origin = h.Authority, h.Path, rq.v.Origin(h)
 	if rq.v.Pipe != nil && rq.v.Pipe.Authz != nil {
 		// Nobody is there to be asked, and unasked nothing goes on (contract 10.7).
@@ -243,7 +247,6 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 	}
 	switch rq.v.Action {
 	case decide.Forward:
-		clean(h)
 		o.requestID(x, rq)
 		if _, ok := h.Get("x-forwarded-proto"); !ok {
 			h.Add(hdrProto, h.Scheme)
@@ -252,6 +255,9 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 		o.send(x, c, rq, c.st.pick(c.pod, rq))
 	case decide.Passthrough:
 		// Not the mesh's: it goes where it was dialled, in the client's own version.
+		if sent != nil {
+			h.Fields = sent
+		}
 		c.passed = true
 		c.passH2 = c.flow.Sniff == model.SniffH2C
 		c.st.l.Send(x, c.pod.Engine, c.pod.Sockets, c.flow.Dst.AddrPort, c.passH2, &c.info)
@@ -292,14 +298,15 @@ func grpcStatus(status int) int {
 	return 2
 }
 
-// redirect answers with a Location.
+// redirect answers with a Location, and with what the rule does to its answers.
 func (o *Outbound) redirect(x *exchange.Exchange, c *conn, rq *reqState) {
 	var h httpmsg.Head
-	var fields [3]httpmsg.Field
+	var fields [8]httpmsg.Field
 	h.Fields, h.Status = fields[:0], rq.v.Status
 	rq.scratch = rq.v.Location(rq.scratch, &c.flow, &x.Req)
 	h.Add(hdrLocation, rq.scratch)
 	h.Add(hdrContentType, textPlain)
+	rq.v.ApplyResponse(&h, rq.origin)
 	x.Reply(&h, []byte(rq.v.Text))
 }
 
@@ -317,10 +324,18 @@ var (
 	appGRPC        = []byte("application/grpc")
 )
 
-// clean removes what only a proxy may say (contract 5.7, 5.9).
-func clean(h *httpmsg.Head) {
+// clean removes what only a proxy may say (contract 5.7, 5.9). sent are the fields as
+// they were; nil: nothing was removed.
+func clean(h *httpmsg.Head) (sent []httpmsg.Field) {
+	_, xfcc := h.Get(string(hdrXFCC))
+	_, outcome := h.Get(string(hdrOutcome))
+	if !xfcc && !outcome {
+		return nil
+	}
+	sent = slices.Clone(h.Fields)
 	h.Del(string(hdrXFCC))
 	h.Del(string(hdrOutcome))
+	return sent
 }
 
 const hexDigits = "0123456789abcdef"
@@ -420,7 +435,7 @@ func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, 
 	if reason != "" {
 		h.Add(hdrError, []byte(reason))
 	}
-	if ct, ok := x.Req.Get("content-type"); ok && isGRPC(ct) {
+	if rq, _ := x.User.(*reqState); rq != nil && rq.grpc { // as it was asked, whatever a rule made of the head
 		h.Status = 200
 		h.Add(hdrContentType, appGRPC)
 		h.Add(hdrGRPCStatus, strconv.AppendInt(nil, int64(grpc), 10))

@@ -16,8 +16,8 @@ type Kind uint8
 const (
 	Bare      Kind = iota + 1 // pods without a Service object: the mesh name only, ports are the pods'
 	Generated                 // the registrar's Service: every name, ports are the pods'
-	Routed                    // a user's Service that a route names: every name, ports are the Service's
-	MeshOnly                  // a user's Service that no route names: the mesh name only, its address is not the mesh's
+	Routed                    // a user's Service that a route of its namespace names: every name, ports are the Service's
+	MeshOnly                  // a user's Service that no such route names: the mesh name only, its address is not the mesh's
 )
 
 // String is "bare", "generated", "routed" or "meshOnly".
@@ -170,6 +170,9 @@ type Program struct {
 	Strict  bool   // routeSemantics GatewayAPI
 	Policy  bool   // a rule of it carries policy, or cannot be honoured and may have been meant to
 	Invalid string // not empty: the body of the 500 that every request gets
+	// MaxText is the most bytes that an expression of it is run on: less, the more
+	// all of them cost, so that the work of one request has a bound.
+	MaxText int
 }
 
 // Arm is one match of one rule.
@@ -201,10 +204,11 @@ type ValueMatch struct {
 // Rule is what a matching request gets. Immutable.
 type Rule struct {
 	Name        string     // "HTTPRoute shop/cart rule 1", with the rule's own name in brackets; "" of a port's Self
+	GRPC        bool       // it is a GRPCRoute's
 	Invalid     string     // not empty: the body of the 500 that every request gets
 	Pipe        *Pipe      // never nil; what backends add is in their own
 	Backends    []Weighted // empty: the port the request asked for, or Pipe.Redirect answers
-	WeightSum   uint64     // over Backends; 0 with Backends: every request gets 500
+	WeightSum   uint64     // over Backends; 0 with Backends: every request gets 503
 	Timeouts    model.Timeouts
 	Retry       *model.Retry
 	Persistence *model.Persistence

@@ -452,19 +452,6 @@ func TestSubsetLookalikes(t *testing.T) {
 	}
 }
 
-// TestPins: by name and by address, whatever the endpoint's health.
-func TestPins(t *testing.T) {
-	ip := netip.MustParseAddr("10.0.0.1")
-	e := &snapshot.Endpoint{Addr: netip.AddrPortFrom(ip, 18008), Pod: "cart-1", Health: model.Unhealthy}
-	set := snapshot.NewEndpointSet([]*snapshot.Endpoint{e})
-	if set.ByPod([]byte("cart-1")) != e || set.ByIP(ip) != e || set.ByIP(netip.MustParseAddr("::ffff:10.0.0.1")) != e {
-		t.Error("not found")
-	}
-	if set.ByPod([]byte("cart-2")) != nil || set.ByIP(netip.MustParseAddr("10.0.0.2")) != nil || set.ByIP(netip.Addr{}) != nil {
-		t.Error("found what is not there")
-	}
-}
-
 func TestRoutableKey(t *testing.T) {
 	for key, want := range map[string]bool{
 		"a": true, "version": true, "a-b": true, "9": true, "": false, "-a": false, "a-": false, "-": false, "A": false, "a_b": false, "a.b": false,

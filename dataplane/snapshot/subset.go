@@ -1,9 +1,5 @@
 package snapshot
 
-import (
-	"net/netip"
-)
-
 // maxCombined is how many keys of a service combine in one selection (contract
 // 5.10): the first ones by name. Further keys select alone.
 const maxCombined = 4
@@ -119,25 +115,4 @@ func (x *subsets) alone(key []byte) bool {
 		}
 	}
 	return false
-}
-
-// ByPod is the first endpoint of that pod name, or nil.
-func (s *EndpointSet) ByPod(pod []byte) *Endpoint {
-	for _, e := range s.all {
-		if e.Pod == string(pod) {
-			return e
-		}
-	}
-	return nil
-}
-
-// ByIP is the endpoint at that pod address, or nil.
-func (s *EndpointSet) ByIP(ip netip.Addr) *Endpoint {
-	ip = ip.Unmap()
-	for _, e := range s.all {
-		if e.Addr.Addr() == ip {
-			return e
-		}
-	}
-	return nil
 }

@@ -12,8 +12,8 @@ var All = []Mutant{
 	{
 		Property: "explain agrees with decide",
 		File:     "dataplane/decide/route.go",
-		Old:      "if a := match(prog, r, path, query, t); a != nil {",
-		New:      "if a := match(prog, r, path, query, t); a != nil && (t == nil || a.Index < 2) {",
+		Old:      "		if a != nil {\n			chosen = a.Rule\n",
+		New:      "		if a != nil && (t == nil || a.Index < 2) {\n			chosen = a.Rule\n",
 		Package:  "./dataplane/decide", Run: "TestExplainAgrees",
 	},
 	{
@@ -84,7 +84,7 @@ var All = []Mutant{
 		File:     "controlplane/compile/index.go",
 		Old:      "slices.SortStableFunc(s.targetOf, func(a, b *httpFilter) int {",
 		New:      "slices.SortStableFunc(s.targetOf[:0], func(a, b *httpFilter) int {",
-		Package:  "./controlplane/compile", Run: "TestOrder|TestIndex",
+		Package:  "./controlplane/compile", Run: "TestOrder|TestOrderOfFilters",
 	},
 	{
 		Property: "pods that disagree are judged by the majority, HTTP before TCP",
@@ -127,6 +127,20 @@ var All = []Mutant{
 		Old:      "s.keeps = len(s.retained) > 0 && len(s.valid) == 0 && !(s.generated() && declares(obj))",
 		New:      "s.keeps = len(s.retained) > 0 && len(s.valid) == 0",
 		Package:  "./dataplane/decide", Run: "TestGolden",
+	},
+	{
+		Property: "a text that is too long for an expression is refused, not unmatched",
+		File:     "dataplane/decide/match.go",
+		Old:      "	case size > most:\n		return false, true",
+		New:      "	case size > most:\n		return false, false",
+		Package:  "./dataplane/decide", Run: "TestTooLarge",
+	},
+	{
+		Property: "a filter of audit displaces nothing",
+		File:     "controlplane/compile/httpfilter.go",
+		Old:      "f.rbac != nil && !f.rbac.Audit",
+		New:      "f.rbac != nil",
+		Package:  "./controlplane/compile", Run: "TestRules",
 	},
 	{
 		Property: "nothing is allocated",

@@ -77,6 +77,9 @@ func project(f *model.Flow, r *httpmsg.Head, v decide.Verdict) reference.Answer 
 	case decide.Reply:
 		if v.Reason == decide.Redirect {
 			a.Location = string(v.Location(nil, f, r))
+			sample := reference.SampleResponse()
+			v.ApplyResponse(sample, v.Origin(r))
+			a.Response = texts(sample.Fields)
 		}
 		if v.Reason == decide.CORSPreflight {
 			var h httpmsg.Head

@@ -82,7 +82,9 @@ func (w *world) filterInvalid(f *model.HTTPFilter) bool {
 func policyInvalid(p model.Policy) bool {
 	return len(p.Principals) == 0 ||
 		slices.ContainsFunc(p.Principals, func(x model.Principal) bool { return (x.SPIFFEID == "") == (x.Namespace == "") }) ||
-		slices.ContainsFunc(p.Permissions, func(x model.Permission) bool { return (x.PathPrefix == "") == (x.Method == "") })
+		slices.ContainsFunc(p.Permissions, func(x model.Permission) bool {
+			return (x.PathPrefix == "") == (x.Method == "") || !plainPrefix(x.PathPrefix)
+		})
 }
 
 // filtersOf are the filters of a scope that target s, by name; a filter has no say
@@ -306,6 +308,9 @@ func (w *world) ruleEffects(s *service, r *model.Route, rule *model.Rule) effect
 	e.rbac = w.rbacOf(level, chain, producer)
 	e.authz = authzOf(level, chain, producer)
 	e.selectors = selectorsOf(level, chain, producer)
+	if rule != nil && e.policy() && slices.ContainsFunc(rule.Matches, func(m model.Match) bool { return !plainMatch(m) }) {
+		e.invalid = "a path that policy cannot be held against"
+	}
 	return e
 }
 
@@ -320,14 +325,14 @@ func (w *world) chainEdits(s *service) (e effects) {
 }
 
 // inForce are the filters of a type: the route's, and the service's unless the
-// producer's route has one of its own.
-func inForce(level, chain []*model.HTTPFilter, producer bool, is func(*model.HTTPFilter) bool) (out []*model.HTTPFilter) {
+// producer's route has one of its own that does something.
+func inForce(level, chain []*model.HTTPFilter, producer bool, is, does func(*model.HTTPFilter) bool) (out []*model.HTTPFilter) {
 	for _, f := range level {
 		if is(f) {
 			out = append(out, f)
 		}
 	}
-	if producer && len(out) > 0 {
+	if producer && slices.ContainsFunc(out, does) {
 		return out
 	}
 	for _, f := range chain {
@@ -339,7 +344,7 @@ func inForce(level, chain []*model.HTTPFilter, producer bool, is func(*model.HTT
 }
 
 func (w *world) rbacOf(level, chain []*model.HTTPFilter, producer bool) (out []rbac) {
-	for _, f := range inForce(level, chain, producer, isRBAC) {
+	for _, f := range inForce(level, chain, producer, isRBAC, func(f *model.HTTPFilter) bool { return !f.RBAC.Audit }) {
 		out = append(out, rbac{filterName(f), *f.RBAC})
 	}
 	return out
@@ -348,7 +353,7 @@ func (w *world) rbacOf(level, chain []*model.HTTPFilter, producer bool) (out []r
 // authzOf is the first that asks. A disabled one asks nobody; at a producer's route
 // it stands in the service's place all the same.
 func authzOf(level, chain []*model.HTTPFilter, producer bool) string {
-	for _, f := range inForce(level, chain, producer, isAuthz) {
+	for _, f := range inForce(level, chain, producer, isAuthz, isAuthz) {
 		if !f.ExtAuthz.Disabled {
 			return filterName(f)
 		}
@@ -357,9 +362,11 @@ func authzOf(level, chain []*model.HTTPFilter, producer bool) string {
 }
 
 func selectorsOf(level, chain []*model.HTTPFilter, producer bool) (out []selector) {
-	for _, f := range inForce(level, chain, producer, isSelector) {
+	selects := func(x model.HeaderToMetadata) bool { return x.Namespace == "" || x.Namespace == "envoy.lb" }
+	does := func(f *model.HTTPFilter) bool { return slices.ContainsFunc(f.HeaderToMetadata, selects) }
+	for _, f := range inForce(level, chain, producer, isSelector, does) {
 		for _, x := range f.HeaderToMetadata {
-			if x.Namespace == "" || x.Namespace == "envoy.lb" {
+			if selects(x) {
 				out = append(out, selector{x.Header, x.Key})
 			}
 		}

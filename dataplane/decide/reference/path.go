@@ -1,6 +1,11 @@
 package reference
 
-import "strings"
+import (
+	"slices"
+	"strings"
+
+	"aether/dataplane/model"
+)
 
 // cutQuery splits a request's target at its query, which is not part of what
 // paths are compared by.
@@ -68,6 +73,45 @@ func normal(path string) (out string, settled bool) {
 		out += "/"
 	}
 	return out, settled
+}
+
+// plainMatch: a path that is compared as text is one that normal leaves as it is
+// (but for the slash at the end of a prefix), so that policy at it is met however it is spelled.
+func plainMatch(m model.Match) bool {
+	switch m.PathKind {
+	case model.PathExact:
+		if !strings.HasPrefix(m.Path, "/") {
+			return true // it matches nothing
+		}
+		return plainText(m.Path) && !strings.HasSuffix(m.Path, "/.") && !strings.HasSuffix(m.Path, "/..")
+	case model.PathPrefix:
+		return plainMatch(model.Match{PathKind: model.PathExact, Path: strings.TrimRight(m.Path, "/")}) // of "/" nothing is left
+	}
+	return true
+}
+
+// plainPrefix is the same of an RBAC permission, whose end is no segment's.
+func plainPrefix(p string) bool { return plainText(p) }
+
+func plainText(p string) bool {
+	for _, s := range []string{"%", `\`, ";", "//", "/./", "/../"} {
+		if strings.Contains(p, s) {
+			return false
+		}
+	}
+	return true
+}
+
+// climbs: an element of the path is "..", however it is written. Applications that
+// decode less, or know no ";" or backslash, climb elsewhere than others (design 9).
+func climbs(path string) bool {
+	for range 4 {
+		path = decodeOnce(path)
+	}
+	return slices.ContainsFunc(strings.Split(strings.ReplaceAll(path, `\`, "/"), "/"), func(s string) bool {
+		s, _, _ = strings.Cut(s, ";")
+		return s == ".."
+	})
 }
 
 // parameters of a raw query: split at "&", name and value decoded with "+" as a

@@ -778,7 +778,12 @@ func (g gen) request(m *model.Mesh, f *model.Flow) *httpmsg.Head {
 	if g.in(4) {
 		h.Path = append(h.Path, one(g, []string{"?x=1", "?x=2&y=1", "?y=%31", "?", "?x=1&x=2", "?y", "?x=1,2", "?%78=1", "?x=1%2c+2", "?x=%zz"})...)
 	}
+	if g.in(30) { // about as much as rules look at, and more
+		h.Path = append(h.Path, []string{"?x=1" + strings.Repeat("&a", 255), "?x=1" + strings.Repeat("&a", 256), "?x=" + strings.Repeat("1", 8192), "?x=" + strings.Repeat("1", 8193)}[g.IntN(4)]...)
+	}
 	switch {
+	case g.in(60) && len(h.Path) > 0:
+		h.Path = append(h.Path, strings.Repeat("a", 8193)...)
 	case g.in(40):
 		h.Method, h.Path = []byte("OPTIONS"), []byte("*")
 	case g.in(40):
@@ -791,6 +796,9 @@ func (g gen) request(m *model.Mesh, f *model.Flow) *httpmsg.Head {
 	}
 	for n := g.IntN(4); n > 0; n-- {
 		add(one(g, genFields), one(g, genValues))
+	}
+	if g.in(30) {
+		add(one(g, genFields), strings.Repeat("1", 8190+g.IntN(6)))
 	}
 	if g.in(4) {
 		add("origin", one(g, genOrigins))

@@ -40,7 +40,7 @@ type Answer struct {
 	Authority   string   // of a forwarded request, after edits; so are Path and Request
 	Path        string
 	Request     []string // fields, "name=value", ascending by name, lines of one name in order
-	Response    []string // of the sample answer (SampleResponse), after edits
+	Response    []string // of the sample answer (SampleResponse), after edits; of a redirect, too
 	Timeouts    string
 	Retry       string
 	Persistence string

@@ -175,6 +175,7 @@ type chosen struct {
 	arm     arm
 	effects effects
 	none    bool // GatewayAPI: routes there are, and none of their rules matches
+	large   bool // a rule would have to look at more than it may
 }
 
 func (c *chosen) rulePointer() *model.Rule {
@@ -187,7 +188,11 @@ func (c *chosen) rulePointer() *model.Rule {
 // choose is 10.3, and after it 10.4: the service itself.
 func (w *world) choose(routes []*model.Route, f *model.Flow, r *httpmsg.Head, svc *service, path, query string) (c chosen) {
 	for _, a := range arms(routes) {
-		if a.holds(r, path, query) {
+		holds, large := a.holds(r, path, query)
+		if large {
+			return chosen{large: true}
+		}
+		if holds {
 			c.route, c.rule, c.arm = a.route, a.rule, a
 			break
 		}
@@ -238,28 +243,36 @@ func canMatch(m model.Match) bool {
 }
 
 // pathPolicy is design 9: where two spellings of a path pick different rules of
-// which one carries policy, or policy judges them differently, the request is
-// denied. asked is the other spelling where the authorization service is asked.
-func (w *world) pathPolicy(routes []*model.Route, f *model.Flow, r *httpmsg.Head, svc *service, a *chosen, path, query string) (asked string, ok bool) {
+// which one carries policy, or policy judges them differently, or which climbs where
+// there is policy at all, the request is denied. asked is the other spelling where the
+// authorization service is asked.
+func (w *world) pathPolicy(routes []*model.Route, f *model.Flow, r *httpmsg.Head, svc *service, a *chosen, path, query string) (asked, reason string) {
 	plain, settled := normal(path)
 	if plain == path && settled {
-		return "", true
+		return "", ""
 	}
 	b := w.choose(routes, f, r, svc, plain, query)
-	if !settled && w.guards(routes, svc) {
-		return "", false
+	if w.guards(routes, svc) {
+		switch {
+		case !settled:
+			return "", "path-spelling"
+		case b.large:
+			return "", "too-large"
+		case climbs(path):
+			return "", "path-spelling"
+		}
 	}
 	if (a.route != b.route || a.rule != b.rule || a.none != b.none) && (a.guarded() || b.guarded()) {
-		return "", false
+		return "", "path-spelling"
 	}
 	m := string(r.Method)
 	if denied(a.effects.rbac, "", m, path) != denied(a.effects.rbac, "", m, plain) {
-		return "", false
+		return "", "path-spelling"
 	}
 	if a.effects.authz != "" && plain != path {
 		asked = plain + string(r.Path)[len(path):]
 	}
-	return asked, true
+	return asked, ""
 }
 
 // serve runs a request through what is in force on a port, in the order of 10.7:
@@ -274,9 +287,15 @@ func (w *world) serve(f *model.Flow, r *httpmsg.Head, svc *service, p port, pick
 	}
 	path, query := cutQuery(string(r.Path))
 	c := w.choose(routes, f, r, svc, path, query)
-	asked, ok := w.pathPolicy(routes, f, r, svc, &c, path, query)
-	if !ok {
-		return refused("path-spelling", 403)
+	if c.large {
+		return refused("too-large", 431)
+	}
+	asked, reason := w.pathPolicy(routes, f, r, svc, &c, path, query)
+	switch reason {
+	case "path-spelling":
+		return refused(reason, 403)
+	case "too-large":
+		return refused(reason, 431)
 	}
 	if c.none {
 		return refused("no-rule", 404)
@@ -297,6 +316,7 @@ func (w *world) serve(f *model.Flow, r *httpmsg.Head, svc *service, p port, pick
 	if e.redirect != nil {
 		a.Action, a.Reason, a.Status = "reply", "redirect", e.redirect.Status
 		a.Location = location(e.redirect, f, r, c.arm.match)
+		a.Response = answered(r, e, effects{}, w.chainEdits(svc))
 		return a
 	}
 	return w.forward(a, f, r, svc, p, &c, pick)
@@ -335,8 +355,13 @@ func (w *world) forward(a Answer, f *model.Flow, r *httpmsg.Head, svc *service, 
 		if extra, _ = w.plain(c.route, rule, b.ref.Filters, true); extra.redirect != nil { // its share is redirected (case 164)
 			a = Answer{Authz: a.Authz, AuthzPath: a.AuthzPath, Action: "reply", Reason: "redirect", Status: extra.redirect.Status}
 			a.Location = location(extra.redirect, f, r, c.arm.match)
+			a.Response = answered(r, e, extra, w.chainEdits(svc))
 			return a
 		}
+	}
+	own := w.chainEdits(svc)
+	if _, query := cutQuery(string(r.Path)); crowded(query) && len(e.query)+len(extra.query)+len(own.query) > 0 {
+		return refused("too-large", 431)
 	}
 	if to.svc.await {
 		return Answer{Action: "await", Reason: "await-rows", Status: 503}
@@ -346,7 +371,6 @@ func (w *world) forward(a Answer, f *model.Flow, r *httpmsg.Head, svc *service, 
 	if len(may) == 0 {
 		return refused("no-endpoint", 503)
 	}
-	own := w.chainEdits(svc)
 	a.Action, a.Reason = "forward", reason
 	a.Backend, a.Endpoints = to.name(), podNames(may)
 	a.Authority, a.Path = rewritten(r, e, extra, c.arm.match)
@@ -360,17 +384,23 @@ func (w *world) forward(a Answer, f *model.Flow, r *httpmsg.Head, svc *service, 
 		}
 	}
 	a.Request = fieldTexts(edit(r.Fields, slices.Concat(e.request, extra.request, own.request)))
-	sample := edit(SampleResponse().Fields, slices.Concat(e.response, extra.response, own.response))
-	if e.cors != nil {
-		sample = marked(e.cors, r, sample)
-	}
-	a.Response = fieldTexts(sample)
+	a.Response = answered(r, e, extra, own)
 	for _, m := range slices.Concat(e.mirrors, extra.mirrors) {
 		if d, invalid := w.reference(m.Backend, model.HTTP); invalid == "" {
 			a.Mirrors = append(a.Mirrors, fmt.Sprintf("%s %d/%d", d.name(), m.Numerator, m.Denominator))
 		}
 	}
 	return a
+}
+
+// answered is the sample answer with all edits of answers: the rule's, the backend's,
+// the service's, then CORS.
+func answered(r *httpmsg.Head, e, extra, own effects) []string {
+	sample := edit(SampleResponse().Fields, slices.Concat(e.response, extra.response, own.response))
+	if e.cors != nil {
+		sample = marked(e.cors, r, sample)
+	}
+	return fieldTexts(sample)
 }
 
 func ruleTexts(rule *model.Rule) (timeouts, retry, persistence string) {
@@ -661,18 +691,23 @@ func preflight(c *model.CORSFilter, r *httpmsg.Head) (out []string) {
 	return out
 }
 
-// marked is the answer to a request of an allowed origin that is no preflight.
+// marked is the answer to a request that is no preflight. What the application wrote of
+// who may read it does not count, whoever asks; and an answer that depends on the
+// origin says so even where the origin is none or not allowed.
 func marked(c *model.CORSFilter, r *httpmsg.Head, fields []httpmsg.Field) []httpmsg.Field {
 	origin := first(r, "origin")
-	if origin == "" {
-		return fields
-	}
 	ok, any := allowed(c, origin)
-	if !ok {
-		return fields
+	for _, name := range []string{"access-control-allow-origin", "access-control-allow-credentials", "access-control-expose-headers"} {
+		fields = edit(fields, []model.MutationOp{{Kind: model.RemoveAll, Name: name}})
 	}
-	all := originFields(c, origin, any)
-	if len(c.Expose) > 0 {
+	var all [][2]string
+	if !slices.Contains(c.Origins, "*") || c.Credentials {
+		all = append(all, [2]string{"vary", "Origin"})
+	}
+	if ok = ok && origin != ""; ok {
+		all = append(all, originFields(c, origin, any)...)
+	}
+	if ok && len(c.Expose) > 0 {
 		all = append(all, [2]string{"access-control-expose-headers", strings.Join(c.Expose, ",")})
 	}
 	for _, x := range all {
@@ -726,7 +761,7 @@ func (w *world) inboundRequest(f *model.Flow, r *httpmsg.Head) Answer {
 	plain, settled := normal(path)
 	m := string(r.Method)
 	carries := authz != "" || slices.ContainsFunc(filters, func(x rbac) bool { return !x.Audit })
-	if !settled && carries || denied(filters, f.Peer, m, path) != denied(filters, f.Peer, m, plain) {
+	if (!settled || climbs(path)) && carries || denied(filters, f.Peer, m, path) != denied(filters, f.Peer, m, plain) {
 		return refused("path-spelling", 403)
 	}
 	if denied(filters, f.Peer, m, path) {

@@ -19,6 +19,9 @@ const (
 	maxBackends = 64
 	maxFilters  = 32
 	maxArms     = 1024
+
+	maxText       = 8192 // bytes that an expression is run on
+	maxParameters = 256  // of a query that rules look at
 )
 
 // wants reports whether routes of the kind are about ports of the class.
@@ -48,14 +51,15 @@ func attached(r *model.Route, ref model.ParentRef, s *service) (out []uint16) {
 	return out
 }
 
-// aRouteNames: some route is attached to the service (4.9). Where several objects
+// aRouteNames: some route of the service's own namespace is attached to it (4.9);
+// a consumer's makes nobody's names the mesh's. Where several objects
 // contradict each other nobody knows its ports: to be named is enough then, so
 // that the refusal is on every way in.
 func (w *world) aRouteNames(s *service, contradicted bool) bool {
 	for i := range w.m.Routes {
 		r := &w.m.Routes[i]
 		for _, ref := range r.Parents {
-			if ref.Service == s.name && (contradicted && r.Kind != 0 || len(attached(r, ref, s)) > 0) {
+			if ref.Service == s.name && r.Namespace == s.name.Namespace && (contradicted && r.Kind != 0 || len(attached(r, ref, s)) > 0) {
 				return true
 			}
 		}
@@ -66,6 +70,9 @@ func (w *world) aRouteNames(s *service, contradicted bool) bool {
 // routesOn are the routes of one kind attached to a port, and only those of one
 // group: the producer's (callers of any namespace), or one namespace's consumers'.
 func (w *world) routesOn(s *service, n uint16, k model.RouteKind, group string) (out []*model.Route) {
+	if s.kind == meshOnly { // a consumer's route is attached to nothing that its own namespace does not name
+		return nil
+	}
 	for i := range w.m.Routes {
 		r := &w.m.Routes[i]
 		if r.Kind != k || r.Namespace != group {
@@ -285,27 +292,72 @@ func firstOfEach(of []model.ValueMatch) (out []model.ValueMatch) {
 	return out
 }
 
-// holds reports whether all parts of the match do, for a path without query.
-func (a arm) holds(r *httpmsg.Head, path, query string) bool {
+// holds reports whether all parts of the match do, for a path without query. large:
+// the parts before do, and the next one would have to look at more than it may.
+func (a arm) holds(r *httpmsg.Head, path, query string) (holds, large bool) {
 	m := a.match
-	return pathHolds(m, path) && grpcHolds(m.GRPC, path) &&
-		(m.Method == "" || m.Method == string(r.Method)) &&
-		allHold(m.Headers, func(v model.ValueMatch) bool { return headerHolds(v, r) }) &&
-		allHold(m.Query, func(v model.ValueMatch) bool { return queryHolds(v, query) })
-}
-
-// allHold: a condition with a pattern that is refused is none (its rule is invalid,
-// and takes at least what it asked for, so that nothing of it falls to another rule).
-func allHold(of []model.ValueMatch, holds func(model.ValueMatch) bool) bool {
-	for _, v := range firstOfEach(of) {
-		if v.Regex && !patternValid(v.Value) {
-			continue
+	if len(path) > maxText && onPath(m) {
+		return false, true
+	}
+	if !pathHolds(m, path) || !grpcHolds(m.GRPC, path) || m.Method != "" && m.Method != string(r.Method) {
+		return false, false
+	}
+	for _, v := range conditions(m.Headers) {
+		if v.Regex && len(headerText(v.Name, r)) > maxText {
+			return false, true
 		}
-		if !holds(v) {
-			return false
+		if !headerHolds(v, r) {
+			return false, false
 		}
 	}
-	return true
+	for _, v := range conditions(m.Query) {
+		got, there := queryText(v.Name, query)
+		switch {
+		case crowded(query):
+			return false, true
+		case !there:
+			return false, false
+		case v.Regex && len(got) > maxText:
+			return false, true
+		case !valueHolds(v, got):
+			return false, false
+		}
+	}
+	return true, false
+}
+
+// onPath: an expression is run on the path, or on parts of it.
+func onPath(m model.Match) bool {
+	if m.PathKind == model.PathRegex {
+		return patternValid(m.Path)
+	}
+	g := m.GRPC
+	return g != nil && g.Regex && (g.Service != "" && patternValid(g.Service) || g.Method != "" && patternValid(g.Method))
+}
+
+// crowded: the query has more parameters than rules look at.
+func crowded(query string) bool {
+	return query != "" && len(strings.Split(query, "&")) > maxParameters
+}
+
+// conditions: one with a pattern that is refused is none (its rule is invalid,
+// and takes at least what it asked for, so that nothing of it falls to another rule).
+func conditions(of []model.ValueMatch) []model.ValueMatch {
+	return slices.DeleteFunc(firstOfEach(of), func(v model.ValueMatch) bool { return v.Regex && !patternValid(v.Value) })
+}
+
+// headerText is what an expression is run on.
+func headerText(name string, r *httpmsg.Head) string {
+	if name == "host" {
+		return string(r.Authority)
+	}
+	var lines []string
+	for _, f := range r.Fields {
+		if string(f.Name) == name {
+			lines = append(lines, string(f.Value))
+		}
+	}
+	return strings.Join(lines, ",")
 }
 
 // pathHolds is 10.2. A path that does not begin with "/" can match nothing. A
@@ -388,14 +440,14 @@ func headerHolds(v model.ValueMatch, r *httpmsg.Head) bool {
 	return slices.Contains(ways, v.Value)
 }
 
-// queryHolds: the first parameter of that name, decoded.
-func queryHolds(v model.ValueMatch, query string) bool {
+// queryText: the first parameter of that name, decoded.
+func queryText(name, query string) (value string, there bool) {
 	for _, p := range parameters(query) {
-		if p[0] == v.Name {
-			return valueHolds(v, p[1])
+		if p[0] == name {
+			return p[1], true
 		}
 	}
-	return false
+	return "", false
 }
 
 func valueHolds(v model.ValueMatch, got string) bool {
