@@ -3,6 +3,7 @@ package compile
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"regexp"
 	"regexp/syntax"
 	"slices"
@@ -62,6 +63,9 @@ func httpRank(a *snapshot.Arm, m *model.Match, headers, query int) rank {
 		kind = 2
 	case model.PathRegex:
 		kind, length = 1, len(m.Path)
+	case model.PathAny, model.PathPrefix:
+	default: // nobody knows what it was meant to go before
+		kind, length = 2, math.MaxInt
 	}
 	method := 0
 	if a.Method != "" {

@@ -156,6 +156,9 @@ func spoil(r *rand.Rand, m *model.Mesh) (*model.Mesh, string) {
 			y := &x.Matches[r.IntN(len(x.Matches))]
 			switch r.IntN(3) {
 			case 0:
+				if y.PathKind == model.PathExact {
+					return nil, "" // another kind of match stands elsewhere in the order: that is no spoiling
+				}
 				y.PathKind, y.Path = model.PathRegex, "("
 			case 1:
 				y.Headers = slices.Clone(y.Headers)

@@ -434,7 +434,7 @@ func (at *attached) program(x *Index, routes []*route) *snapshot.Program {
 	for _, r := range routes {
 		rules := at.rulesOf(x, r)
 		for i := range r.rules {
-			p.Policy = p.Policy || hasPolicy(rules[i])
+			p.Policy = p.Policy || len(r.rules[i].arms) > 0 && hasPolicy(rules[i])
 			for _, a := range r.rules[i].arms {
 				a.Rule = rules[i]
 				arms = append(arms, a)
