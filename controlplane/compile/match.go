@@ -192,10 +192,11 @@ func (r *matchReader) values(what string, in []model.ValueMatch, out *[]snapshot
 // regex compiles a pattern that must match the whole; nil, and the rule refuses, if it cannot.
 func (r *matchReader) regex(what, pattern string) *regexp.Regexp {
 	re, cost, why := compileRegex(pattern)
-	r.cost += cost
 	if why != "" {
 		r.refuse("the %s's regular expression %s", what, why)
+		return nil // it is never run, and costs nothing
 	}
+	r.cost += cost
 	return re
 }
 

@@ -56,7 +56,10 @@ func Decide(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict 
 
 func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict {
 	addr, port := f.Dst.Addr().Unmap(), f.Dst.Port()
-	pod := s.WorkloadOf(f)
+	var pod *snapshot.Workload // looked up where it matters only
+	if t != nil || port == model.PortCapture || port == model.PortRaw {
+		pod = s.WorkloadOf(f)
+	}
 	if t != nil {
 		if pod == nil {
 			t.add("no such pod on this node: capture is taken to be redirect-all")

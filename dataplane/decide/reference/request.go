@@ -187,8 +187,10 @@ func (c *chosen) rulePointer() *model.Rule {
 
 // choose is 10.3, and after it 10.4: the service itself.
 func (w *world) choose(routes []*model.Route, f *model.Flow, r *httpmsg.Head, svc *service, path, query string) (c chosen) {
-	for _, a := range arms(routes) {
-		holds, large := a.holds(r, path, query)
+	all := arms(routes)
+	limit := textLimit(all)
+	for _, a := range all {
+		holds, large := a.holds(r, path, query, limit)
 		if large {
 			return chosen{large: true}
 		}

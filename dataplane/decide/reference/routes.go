@@ -20,8 +20,9 @@ const (
 	maxFilters  = 32
 	maxArms     = 1024
 
-	maxText       = 8192 // bytes that an expression is run on
-	maxParameters = 256  // of a query that rules look at
+	maxText       = 8192    // bytes that an expression is run on, and fewer where
+	maxWork       = 1 << 22 // bytes times the instructions of all expressions of a port would be more
+	maxParameters = 256     // of a query that rules look at
 )
 
 // wants reports whether routes of the kind are about ports of the class.
@@ -294,16 +295,16 @@ func firstOfEach(of []model.ValueMatch) (out []model.ValueMatch) {
 
 // holds reports whether all parts of the match do, for a path without query. large:
 // the parts before do, and the next one would have to look at more than it may.
-func (a arm) holds(r *httpmsg.Head, path, query string) (holds, large bool) {
+func (a arm) holds(r *httpmsg.Head, path, query string, limit int) (holds, large bool) {
 	m := a.match
-	if len(path) > maxText && onPath(m) {
+	if len(path) > limit && onPath(m) {
 		return false, true
 	}
 	if !pathHolds(m, path) || !grpcHolds(m.GRPC, path) || m.Method != "" && m.Method != string(r.Method) {
 		return false, false
 	}
 	for _, v := range conditions(m.Headers) {
-		if v.Regex && len(headerText(v.Name, r)) > maxText {
+		if v.Regex && len(headerText(v.Name, r)) > limit {
 			return false, true
 		}
 		if !headerHolds(v, r) {
@@ -317,13 +318,53 @@ func (a arm) holds(r *httpmsg.Head, path, query string) (holds, large bool) {
 			return false, true
 		case !there:
 			return false, false
-		case v.Regex && len(got) > maxText:
+		case v.Regex && len(got) > limit:
 			return false, true
 		case !valueHolds(v, got):
 			return false, false
 		}
 	}
 	return true, false
+}
+
+// textLimit is how much text an expression of these arms may be run on.
+func textLimit(arms []arm) int {
+	work := 0
+	for _, a := range arms {
+		m := a.match
+		if m.PathKind == model.PathRegex {
+			work += patternSize(m.Path)
+		}
+		if g := m.GRPC; g != nil && g.Regex {
+			for _, part := range []string{g.Service, g.Method} {
+				if part != "" {
+					work += patternSize(part)
+				}
+			}
+		}
+		for _, v := range slices.Concat(conditions(m.Headers), conditions(m.Query)) {
+			if v.Regex {
+				work += patternSize(v.Value)
+			}
+		}
+	}
+	return min(maxText, maxWork/max(work, 1))
+}
+
+// patternSize is an expression's instructions; none if it is refused.
+func patternSize(pattern string) int {
+	if !patternValid(pattern) {
+		return 0
+	}
+	parsed, err := syntax.Parse(pattern, syntax.Perl)
+	if err != nil {
+		return 0
+	}
+	prog, err := syntax.Compile(parsed.Simplify())
+	if err != nil {
+		return 0
+	}
+	return len(prog.Inst)
 }
 
 // onPath: an expression is run on the path, or on parts of it.
