@@ -66,8 +66,8 @@ func (v *Verdict) AuthzPath(r *httpmsg.Head) []byte {
 		return nil
 	}
 	path, _ := cutPath(r.Path)
-	norm, up, ok := plain(path)
-	if up || !ok {
+	norm, third, ok := plain(path)
+	if third || !ok {
 		return nil // not reached: such a path is refused
 	}
 	return append(norm, r.Path[len(path):]...)

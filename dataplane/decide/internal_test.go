@@ -70,15 +70,18 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// TestClimbs: plain says of every spelling of ".." that it is there, and of nothing else.
-func TestClimbs(t *testing.T) {
+// TestThirdReading: plain says of every spelling of ".." that it is there, of slashes hidden
+// behind ";", of NUL, and of nothing else.
+func TestThirdReading(t *testing.T) {
 	for in, want := range map[string]bool{
 		"/a/../b": true, "/..": true, "/a/%2e%2e/b": true, "/a/.%2E": true, "/%252e%252e/a": true, "/a/..;x/b": true,
 		"/a\\..\\b": true, "/a%5c..%5cb": true, "/a%2f..%2fb": true, "/a/..%3bx": true, "/a;/../b": true,
 		"/a/.../b": false, "/a/..b": false, "/a..": false, "/a/./b": false, "/a;../b": false, "/a//b": false, "/..%20/": false,
+		"/x;y%2fz": true, "/x;y\\z": true, "/x%3by%252fz": true, "/x;%255c": true, "/x/;%2F": true, "/x%00y": true,
+		"/x;y/z": false, "/x%2fy;z": false, "/x\\y;z": false, "/x%3fy": false, "/x;y/z%2fy": false, "/x/;": false,
 	} {
-		if _, up, ok := plain([]byte(in)); up != want || !ok {
-			t.Errorf("%s climbs: %t", in, up)
+		if _, third, ok := plain([]byte(in)); third != want || !ok {
+			t.Errorf("%s has a third reading: %t", in, third)
 		}
 	}
 }

@@ -31,27 +31,17 @@ func spelled(path []byte) bool {
 
 // plain is the path, without its query, as the most forgiving application reads
 // it: escapes decoded until there are none, backslashes as slashes, no path
-// parameters, no empty elements, no dot segments (RFC 3986 5.2.4). A trailing slash stays. up
-// says that a ".." was among its elements: whoever decodes less, or knows no ";" or
-// backslash, climbs elsewhere, and reads a third path. ok is false when maxRounds were
-// not enough. It allocates.
-func plain(path []byte) (out []byte, up, ok bool) {
-	b := append(make([]byte, 0, len(path)+1), path...)
-	for round := 0; bytes.IndexByte(b, '%') >= 0; round++ {
-		k := 0
-		for i := 0; i < len(b); k++ {
-			c, n := unescaped(b[i:])
-			b[k] = c
-			i += n
-		}
-		if k == len(b) {
-			break // what looks like an escape is none
-		}
-		if round == maxRounds {
-			return path, false, false
-		}
-		b = b[:k]
+// parameters, no empty elements, no dot segments (RFC 3986 5.2.4). A trailing slash stays. third
+// says that there is another reading than this and the raw one: a ".." among its elements,
+// from which whoever decodes less, or knows no ";" or backslash, climbs elsewhere; a slash
+// that is escaped, or a backslash, behind a ";" (who cuts first does not see it); a NUL, which
+// ends the text of some. ok is false when maxRounds were not enough. It allocates.
+func plain(path []byte) (out []byte, third, ok bool) {
+	b, ok := fullyDecoded(path)
+	if !ok {
+		return path, false, false
 	}
+	third = bytes.IndexByte(b, 0) >= 0 || hides(path)
 	out = append(make([]byte, 0, len(b)+1), '/')
 	for i := 0; i < len(b); {
 		if b[i] == '/' || b[i] == '\\' {
@@ -72,7 +62,7 @@ func plain(path []byte) (out []byte, up, ok bool) {
 		case "", ".":
 			continue
 		case "..":
-			up = true
+			third = true
 			if len(out) > 1 { // the root is above itself
 				out = out[:1+bytes.LastIndexByte(out[:len(out)-1], '/')]
 			}
@@ -83,18 +73,56 @@ func plain(path []byte) (out []byte, up, ok bool) {
 			out = append(out, '/')
 		}
 	}
-	return out, up, true
+	return out, third, true
+}
+
+// fullyDecoded is b with its escapes decoded until there are none; ok is false when maxRounds were not enough.
+func fullyDecoded(b []byte) (out []byte, ok bool) {
+	b = append(make([]byte, 0, len(b)), b...)
+	for round := 0; bytes.IndexByte(b, '%') >= 0; round++ {
+		k := 0
+		for i := 0; i < len(b); k++ {
+			c, n := unescaped(b[i:])
+			b[k] = c
+			i += n
+		}
+		if k == len(b) {
+			break // what looks like an escape is none
+		}
+		if round == maxRounds {
+			return nil, false
+		}
+		b = b[:k]
+	}
+	return b, true
+}
+
+// hides reports whether an element of the path, as it is split before anything is decoded,
+// holds a ";" and something behind it that may be read as a slash.
+func hides(path []byte) bool {
+	for len(path) > 0 {
+		name, rest, _ := bytes.Cut(path, []byte("/"))
+		path = rest
+		if bytes.IndexByte(name, '%') < 0 && bytes.IndexByte(name, ';') < 0 {
+			continue
+		}
+		b, _ := fullyDecoded(name)
+		if i := bytes.IndexByte(b, ';'); i >= 0 && bytes.ContainsAny(b[i:], "/\\") {
+			return true
+		}
+	}
+	return false
 }
 
 // spelling is design 9's path policy for a request at its source: if the path as
 // it is spelled and as it may be read choose different rules, neither may carry
-// policy; and where any rule of the port does, no path leads upwards. self is what no rule means; nil: such a request is refused. walks
+// policy; and where any rule of the port does, no path has a third reading. self is what no rule means; nil: such a request is refused. walks
 // names what a refused spelling could walk around.
 func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, r *httpmsg.Head, path, query []byte, t *Trace) (result reading, walks string) {
 	if !policed(p, self) {
 		return oneReading, ""
 	}
-	norm, up, ok := plain(path)
+	norm, third, ok := plain(path)
 	if !ok {
 		if t != nil {
 			t.add("path %q holds escapes more than %d deep", path, maxRounds)
@@ -123,9 +151,9 @@ func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, r *httpmsg.Head,
 		}
 		return refused, policyName(nil, other, chosen)
 	}
-	if up {
+	if third {
 		if t != nil {
-			t.add("path %q holds an element \"..\", from which applications climb to different places, and policy is in force on the port", path)
+			t.add("path %q "+textThird+", and policy is in force on the port", path)
 		}
 		return refused, policyName(p, chosen, other, self)
 	}
@@ -133,6 +161,9 @@ func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, r *httpmsg.Head,
 	// verified and no principal holds; the destination compares both (deliver).
 	return twoReadings, ""
 }
+
+// textThird is what plain says of a path, in the words of explain.
+const textThird = "holds an element \"..\", a slash hidden behind \";\" or a NUL, which applications read in different ways"
 
 // reading is what the path policy makes of a path.
 type reading uint8

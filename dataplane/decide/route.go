@@ -346,10 +346,10 @@ func deliver(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, t *Trace) Ver
 	}
 	path, _ := cutPath(r.Path)
 	if pipe.Policy() && spelled(path) {
-		norm, up, ok := plain(path)
-		if up || !ok { // applications climb from ".." to different places
+		norm, third, ok := plain(path)
+		if third || !ok {
 			if t != nil && ok {
-				t.add("path %q holds an element \"..\", from which applications climb to different places, and policy is in force on the pod", path)
+				t.add("path %q "+textThird+", and policy is in force on the pod", path)
 			}
 			return Verdict{Action: Refuse, Reason: PathSpelling, Rule: firstPolicy(pipe), Status: 403, Text: textSpelling}
 		}

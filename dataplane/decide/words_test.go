@@ -112,13 +112,13 @@ rule to=pay/cart:9090
 			"HTTPFilter shop/in: policy private holds for spiffe://td/ns/shop/sa/web: it denies",
 		}},
 		{"shop/cart@in < 8080 peer=spiffe://td/ns/shop/sa/web | GET cart/x/../private", false, []string{
-			`path "/x/../private" holds an element "..", from which applications climb to different places, and policy is in force on the pod`,
+			`path "/x/../private" holds an element "..", a slash hidden behind ";" or a NUL, which applications read in different ways, and policy is in force on the pod`,
 		}},
 		{"shop/cart@in < 8080 peer=spiffe://td/ns/shop/sa/web | GET cart//private", false, []string{
 			`HTTPFilter shop/in allows one of the spellings "//private" and "/private" only`,
 		}},
 		{"shop/web > 10.96.0.1:8080 | GET cart/x/../y", false, []string{
-			`path "/x/../y" holds an element "..", from which applications climb to different places, and policy is in force on the port`,
+			`path "/x/../y" holds an element "..", a slash hidden behind ";" or a NUL, which applications read in different ways, and policy is in force on the port`,
 		}},
 		{"shop/web > 10.96.0.1:8080 | GET cart/f h:version=" + strings.Repeat("1", 8193), false, []string{
 			"HTTPRoute shop/cart rule 3 match 1: field version has more than the 8192 bytes that an expression is run on",

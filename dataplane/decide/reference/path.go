@@ -41,9 +41,7 @@ func nibble(c byte) byte {
 // normal is the path as an application may read it (design 9, "path policy").
 // settled is false when four rounds of decoding do not reach an end.
 func normal(path string) (out string, settled bool) {
-	for range 4 {
-		path = decodeOnce(path)
-	}
+	path = decodeAll(path)
 	settled = decodeOnce(path) == path
 	path = strings.ReplaceAll(path, `\`, "/")
 	segments := strings.Split(path, "/")
@@ -102,16 +100,33 @@ func plainText(p string) bool {
 	return true
 }
 
-// climbs: an element of the path is "..", however it is written. Applications that
-// decode less, or know no ";" or backslash, climb elsewhere than others (design 9).
-func climbs(path string) bool {
-	for range 4 {
-		path = decodeOnce(path)
+// wanders: the path has readings beside the raw and the normal one (design 9). An
+// element is "..", however it is written: applications that decode less, or know no
+// ";" or backslash, climb elsewhere than others. Or something that may be a slash stands
+// behind a ";" of one raw element: who cuts before he decodes does not see it. Or it
+// holds a NUL.
+func wanders(path string) bool {
+	whole := decodeAll(path)
+	if strings.Contains(whole, "\x00") {
+		return true
 	}
-	return slices.ContainsFunc(strings.Split(strings.ReplaceAll(path, `\`, "/"), "/"), func(s string) bool {
+	for _, s := range strings.Split(path, "/") {
+		if _, after, ok := strings.Cut(decodeAll(s), ";"); ok && strings.ContainsAny(after, `/\`) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(strings.Split(strings.ReplaceAll(whole, `\`, "/"), "/"), func(s string) bool {
 		s, _, _ = strings.Cut(s, ";")
 		return s == ".."
 	})
+}
+
+// decodeAll undoes percent-encoding four times, the most that design 9 looks at.
+func decodeAll(s string) string {
+	for range 4 {
+		s = decodeOnce(s)
+	}
+	return s
 }
 
 // parameters of a raw query: split at "&", name and value decoded with "+" as a

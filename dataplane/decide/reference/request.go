@@ -260,7 +260,7 @@ func (w *world) pathPolicy(routes []*model.Route, f *model.Flow, r *httpmsg.Head
 			return "", "path-spelling"
 		case b.large:
 			return "", "too-large"
-		case climbs(path):
+		case wanders(path):
 			return "", "path-spelling"
 		}
 	}
@@ -763,7 +763,7 @@ func (w *world) inboundRequest(f *model.Flow, r *httpmsg.Head) Answer {
 	plain, settled := normal(path)
 	m := string(r.Method)
 	carries := authz != "" || slices.ContainsFunc(filters, func(x rbac) bool { return !x.Audit })
-	if (!settled || climbs(path)) && carries || denied(filters, f.Peer, m, path) != denied(filters, f.Peer, m, plain) {
+	if (!settled || wanders(path)) && carries || denied(filters, f.Peer, m, path) != denied(filters, f.Peer, m, plain) {
 		return refused("path-spelling", 403)
 	}
 	if denied(filters, f.Peer, m, path) {
