@@ -26,86 +26,97 @@ type Named struct {
 // (a fault state). Letter case does not matter and one trailing dot of the host
 // is ignored. It does not allocate.
 func Name[T string | []byte](s *Snapshot, authority T, caller string) (n Named) {
-	// The host, folded; behind it room for a dot and the caller's namespace (a DNS label).
-	var buf [maxName + 1 + 64]byte
-	k := 0
-	i := 0
-	for ; i < len(authority) && authority[i] != ':'; i++ {
-		c := authority[i]
-		switch {
-		case k > maxName:
-			return n
+	end, fold := len(authority), false
+	first, second := -1, -1 // the dots behind the first two labels
+scan:
+	for i := range len(authority) {
+		switch c := authority[i]; {
+		case c == ':':
+			end = i
+			break scan
+		case c == '.':
+			switch {
+			case first < 0:
+				first = i
+			case second < 0:
+				second = i
+			}
 		case c >= 'A' && c <= 'Z':
-			c += 'a' - 'A'
+			fold = true
 		case c <= ' ' || c >= 0x7f || c == '@' || c == '/' || c == '[' || c == ']':
 			return n // no host name: user information, an IPv6 literal, rubbish
 		}
-		buf[k] = c
-		k++
 	}
-	if i < len(authority) {
-		p, ok := ParsePort(authority[i+1:])
+	if end > maxName+1 {
+		return n
+	}
+	if end < len(authority) {
+		p, ok := ParsePort(authority[end+1:])
 		if !ok {
 			return n
 		}
 		n.Port = p
 	}
-	if k > 0 && buf[k-1] == '.' {
-		k--
+	if end > 0 && authority[end-1] == '.' {
+		end--
+		switch end { // it is behind no label
+		case first:
+			first = -1
+		case second:
+			second = -1
+		}
 	}
-	if k == 0 || k > maxName {
+	if end == 0 || end > maxName {
 		return n
 	}
 	n.WellFormed = true
-	if s == nil {
-		return n
+	switch {
+	case s == nil:
+	case fold:
+		folded(s.t, authority[:end], caller, first, second, &n)
+	default:
+		named(s.t, authority[:end], caller, first, second, &n)
 	}
-	t := s.t
-	host := buf[:k]
-	dots, dot := 0, 0
-	for j, c := range host {
-		if c == '.' {
-			if dots++; dots == 1 {
-				dot = j
-			}
+	return n
+}
+
+// folded is named for a host with capital letters.
+func folded[T string | []byte](t *tables, host T, caller string, first, second int, n *Named) {
+	var buf [maxName]byte
+	for i := range len(host) {
+		c := host[i]
+		if c >= 'A' && c <= 'Z' {
+			c += 'a' - 'A'
 		}
+		buf[i] = c
 	}
-	if dots == 0 {
-		if caller == "" {
-			_, n.NoCaller = t.shorts[string(host)]
-			return n
-		}
-		if len(caller) > 63 {
-			return n
-		}
-		buf[k] = '.'
-		full := buf[:k+1+copy(buf[k+1:], caller)]
-		if i, ok := t.names[string(full)]; ok && t.Services[i].Kubernetes {
-			n.Service = t.Services[i]
-		}
-		return n
+	named(t, buf[:len(host)], caller, first, second, n)
+}
+
+// named looks a host up. first and second are the places of its dots, or -1.
+func named[T string | []byte](t *tables, host T, caller string, first, second int, n *Named) {
+	if first < 0 {
+		short(t, host, caller, n)
+		return
 	}
 	// <svc>.<ns> and one of the endings. The first label and the next are the key.
 	end := len(host)
-	for j := dot + 1; j < len(host); j++ {
-		if host[j] == '.' {
-			end = j
-			break
-		}
+	if second >= 0 {
+		end = second
 	}
-	if dot == 0 || end == dot+1 {
-		return n // an empty label
+	if first == 0 || end == first+1 {
+		return // an empty label
 	}
 	tail := host[end:]
 	n.Below = string(tail) == t.suffix
 	at, ok := t.names[string(host[:end])]
 	if !ok {
-		return n
+		return
 	}
 	svc := t.Services[at]
 	if n.Below {
 		n.Service = svc
-		return n
+		return
 	}
 	switch string(tail) {
 	case "", ".svc", ".svc.cluster.local":
@@ -113,7 +124,25 @@ func Name[T string | []byte](s *Snapshot, authority T, caller string) (n Named) 
 			n.Service = svc
 		}
 	}
-	return n
+}
+
+// short looks up a name without a namespace: the caller's is meant.
+func short[T string | []byte](t *tables, host T, caller string, n *Named) {
+	if caller == "" {
+		_, n.NoCaller = t.shorts[string(host)]
+		return
+	}
+	const label = 63 // of DNS, as services' names and namespaces are
+	if len(host) > label || len(caller) > label {
+		return
+	}
+	var buf [label + 1 + label]byte
+	k := copy(buf[:], host)
+	buf[k] = '.'
+	k += 1 + copy(buf[k+1:], caller)
+	if i, ok := t.names[string(buf[:k])]; ok && t.Services[i].Kubernetes {
+		n.Service = t.Services[i]
+	}
 }
 
 // ParsePort reads a decimal port of 1 to 65535 without leading zeros, as it
