@@ -316,10 +316,10 @@ func (n *Node) addLocked(w *model.Workload) (_ *pod, err error) {
 
 	container := w.ContainerID
 	op := &outbound.Pod{
-		Context: ctx, Engine: p.engine, Container: container, Namespace: w.Namespace, Account: w.Account, ID: id, Sockets: p.socks,
+		Context: ctx, Engine: p.engine, Container: container, Namespace: w.Namespace, Name: w.Name, Account: w.Account, ID: id, Sockets: p.socks,
 	}
 	ip := &inbound.Pod{
-		Context: ctx, Engine: p.engine, Container: container, Namespace: w.Namespace, Account: w.Account, ID: id, Sockets: p.socks,
+		Context: ctx, Engine: p.engine, Container: container, Namespace: w.Namespace, Name: w.Name, Account: w.Account, ID: id, Sockets: p.socks,
 		Local: &meshhop.Local{Pod: container, ID: id, Compat: n.cfg.Compat, TLS: mtls.ServerConfig(mtls.Server{
 			Pod:    container,
 			SVID:   func() *mtls.SVID { return n.certs.Current(container) },

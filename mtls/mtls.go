@@ -37,6 +37,10 @@ type SVID struct {
 	Roots       *x509.CertPool  // trust bundle of the pod's own trust domain; never nil
 	TrustDomain string          // of ID
 	NotAfter    time.Time       // earliest end of validity in the chain
+
+	// Authorities are the certificates that Roots was made of, for whoever shows them;
+	// nothing is verified by them. nil: the Source does not say.
+	Authorities []*x509.Certificate
 }
 
 // NewSVID checks that cert is a usable X.509-SVID and returns it with the bundle

@@ -46,6 +46,7 @@ type Store struct {
 type entry struct {
 	ref    Ref
 	svid   atomic.Pointer[SVID]
+	since  atomic.Int64       // when svid came, in nanoseconds of Unix time
 	cancel context.CancelFunc // set once watched
 }
 
@@ -127,6 +128,28 @@ func (s *Store) Current(container string) *SVID {
 	return v
 }
 
+// Held is what a Store has of one pod, for whoever shows it.
+type Held struct {
+	Ref   Ref
+	SVID  *SVID     // the last one, which may have expired; nil: none has come yet
+	Since time.Time // when it came; zero: none has
+}
+
+// Held tells of every pod, in no order. Safe for concurrent use.
+func (s *Store) Held() []Held {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	out := make([]Held, 0, len(s.pods))
+	for _, e := range s.pods {
+		h := Held{Ref: e.ref, SVID: e.svid.Load()}
+		if h.SVID != nil {
+			h.Since = time.Unix(0, e.since.Load())
+		}
+		out = append(out, h)
+	}
+	return out
+}
+
 func (e *entry) end() {
 	if e.cancel != nil {
 		e.cancel()
@@ -186,6 +209,7 @@ func (s *Store) take(ctx context.Context, e *entry, v *SVID, err error) bool {
 		s.changed(e.ref, nil, fmt.Errorf("mtls: identity of %s/%s: %w", e.ref.Namespace, e.ref.Account, err))
 		return false
 	}
+	e.since.Store(s.now().UnixNano())
 	e.svid.Store(v)
 	s.changed(e.ref, v, nil)
 	return true

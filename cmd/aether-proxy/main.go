@@ -38,6 +38,8 @@ type options struct {
 	adminAddr, logLevel, blocking, records      string
 	maxLoops                                    int
 	capture, compat, redirectAll, accessLog     bool
+	failureLog, statsPod                        bool
+	logFormat                                   string
 }
 
 func main() {
@@ -59,13 +61,16 @@ diverts to it, decides by dialled port and Host, and speaks SPIFFE mTLS to its p
 	f.StringVar(&o.certs, "certs", "", "directory of <namespace>/<account>/{svid.pem,svid_key.pem,svid_bundle.pem}")
 	f.StringVar(&o.devCA, "dev-ca", "", "directory of a throw-away CA instead of --certs: for trials, never for production")
 	f.StringVar(&o.adminAddr, "admin", "127.0.0.1:9901", "address of the admin; empty: none")
-	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error; 'aetherctl loglevel' changes it while the proxy runs")
+	f.StringVar(&o.logFormat, "log-format", "text", "of the log on stderr: text or json")
 	f.StringVar(&o.blocking, "blocking", "adapt", "how an event loop waits: adapt (keeps its processor for 5 ms) or safe")
 	f.StringVar(&o.records, "records", "own", "who seals TLS records: own or std (crypto/tls)")
 	f.IntVar(&o.maxLoops, "max-loops", 0, "most event loops; 0: as many as processors")
 	f.BoolVar(&o.capture, "capture", false, "install the capture rules in the node's pods, as the CNI plugin does in a cluster")
 	f.BoolVar(&o.compat, "envoy-peers", false, "accept Envoy-based sources: TLS 1.2, no server name")
 	f.BoolVar(&o.redirectAll, "redirect-all-default", true, "capture all outbound TCP of pods that do not say")
+	f.BoolVar(&o.failureLog, "failure-log", true, "write a line of JSON on stdout for each request and connection that failed, a few a second and cause")
+	f.BoolVar(&o.statsPod, "emit-stats-pod", false, "put the pod's own name into aether_requests_total: a series for each pod")
 	f.BoolVar(&o.accessLog, "access-log", false, "log a line at the end of each request and connection")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -79,11 +84,19 @@ func run(ctx context.Context, o options) error {
 	if o.config == "" || o.node == "" {
 		return errors.New("--config and --node are required (see --help)")
 	}
-	var level slog.Level
+	level := new(slog.LevelVar)
 	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
 		return fmt.Errorf("--log-level: %w", err)
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	var log *slog.Logger
+	switch how := (&slog.HandlerOptions{Level: level}); o.logFormat {
+	case "text":
+		log = slog.New(slog.NewTextHandler(os.Stderr, how))
+	case "json":
+		log = slog.New(slog.NewJSONHandler(os.Stderr, how))
+	default:
+		return fmt.Errorf("--log-format: %q is neither text nor json", o.logFormat)
+	}
 	if o.trustDomain == "" {
 		o.trustDomain = o.domain
 	}
@@ -112,8 +125,15 @@ func run(ctx context.Context, o options) error {
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 2) + 1)
 
 	ring := journal.NewRing(512)
-	metrics := telemetry.New()
-	observers := journal.Tee{ring, metrics}
+	metrics := telemetry.New(telemetry.Config{Pods: o.statsPod})
+	observers := journal.Tee{ring, metrics} // whatever watches requests attaches here (journal.Observer)
+	if o.failureLog {
+		failures := telemetry.NewFailures(telemetry.FailureConfig{Out: os.Stdout})
+		observers = append(observers, failures)
+		metrics.Count("aether_failure_log_dropped_total", "Lines of the failure log that found its queue full.", &failures.Dropped)
+		metrics.Count("aether_failure_log_suppressed_total", "Lines of the failure log that their cause had too many of.", &failures.Suppressed)
+		defer runFailures(failures)()
+	}
 	if o.accessLog {
 		observers = append(observers, journal.NewLog(log))
 	}
@@ -150,7 +170,7 @@ func run(ctx context.Context, o options) error {
 		srv := &http.Server{
 			ReadHeaderTimeout: 10 * time.Second,
 			Handler: admin.Handler(admin.Config{
-				Node: node, Why: ring, Metrics: metrics.Handler(),
+				Node: node, Why: ring, Metrics: metrics.Handler(), Level: level,
 				State: func() (uint64, time.Time, []model.Problem) { s := loop.State(); return s.Seq, s.At, s.Problems },
 				Dump:  func() []byte { return file.Dump(loop.State().Mesh) },
 			}),
@@ -192,38 +212,26 @@ func identities(o options, log *slog.Logger) (mtls.Source, error) {
 	return nil, errors.New("no identities: give --certs (files that something keeps fresh) or, for a trial, --dev-ca")
 }
 
+// runFailures starts f, and returns what ends it: not before it has written what
+// waits, and not after it is clear that nobody reads.
+func runFailures(f *telemetry.Failures) (end func()) {
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.Run(ctx)
+	}()
+	return func() {
+		stop()
+		select {
+		case <-done:
+		case <-time.After(2 * time.Second): // stuck in a write to a pipe that is full
+		}
+	}
+}
+
 func gauges(m *telemetry.Metrics, n *dataplane.Node, l *controlplane.Loop) {
 	m.Gauge("aether_config_seq", "Sequence number of the state in force.", func() float64 { return float64(l.State().Seq) })
 	m.Gauge("aether_config_problems", "Objects that are not, or not wholly, in force.", func() float64 { return float64(len(l.State().Problems)) })
-	m.Gauge("aether_pods", "Pods that are served.", func() float64 { return float64(len(n.Pods())) })
-	m.Gauge("aether_pods_failed", "Pods of this node that cannot be served.", func() float64 { return float64(len(n.Problems())) })
-	m.Gauge("aether_connections", "Connections on the event loops.", func() float64 {
-		var c int64
-		for _, p := range n.Pods() {
-			c += p.Connections
-		}
-		return float64(c)
-	})
-	m.Gauge("aether_loops", "Event loops.", func() float64 { return float64(len(n.Engine().Loops())) })
-	m.Counter("aether_loop_busy_seconds_total", "Time loops did not wait.", func() float64 {
-		var d time.Duration
-		for _, l := range n.Engine().Loops() {
-			d += l.Stats().Busy
-		}
-		return d.Seconds()
-	})
-	m.Counter("aether_loop_panics_total", "Panics that cost one connection each.", func() float64 {
-		var c uint64
-		for _, l := range n.Engine().Loops() {
-			c += l.Stats().Panics
-		}
-		return float64(c)
-	})
-	m.Counter("aether_loop_slow_total", "Loop iterations over 50 ms.", func() float64 {
-		var c uint64
-		for _, l := range n.Engine().Loops() {
-			c += l.Stats().Slow
-		}
-		return float64(c)
-	})
+	n.Register(m)
 }

@@ -18,9 +18,14 @@ const maxAnswer = 64 << 20
 
 // ask gets a path of a node's admin.
 func ask(ctx context.Context, address, path string) ([]byte, error) {
+	return askBy(ctx, http.MethodGet, address, path)
+}
+
+// askBy is ask with another method.
+func askBy(ctx context.Context, method, address, path string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+address+path, nil)
 	if err != nil {
 		return nil, fmt.Errorf("--admin %q: %w", address, err)
 	}

@@ -23,8 +23,8 @@ failures beside them (--bad). Filters are put together with and.
 After its time a line begins with a flow: an argument for 'aetherctl explain'.
 
 With -o json a line is an object: at, took_ms, kind (request or connection), pod
-(namespace and ServiceAccount), flow, request, action, reason, rule, status, backend, endpoint,
-peer, bytes_in, bytes_out, attempts, ended, cause, outcome, bad, snapshot. What is
+(namespace and ServiceAccount), pod_name, container, flow, request, action, reason, rule, status, backend, endpoint,
+peer, bytes_in, bytes_out, attempts, ended, cause, outcome, flags, details, bad, snapshot. What is
 empty is left out; new names may be added.`,
 		Example: `  aetherctl why --bad
   aetherctl why --pod shop/web --reason port-mismatch,port-not-declared
@@ -70,7 +70,7 @@ empty is left out; new names may be added.`,
 	outputFlag(c, &output)
 	c.Flags().IntVarP(&f.Lines, "lines", "n", f.Lines, "how many, at most")
 	c.Flags().BoolVar(&f.Bad, "bad", false, "refusals and failures only")
-	c.Flags().StringVar(&f.Pod, "pod", "", "of this pod's ServiceAccount only: NAMESPACE/POD or NAMESPACE/SERVICEACCOUNT")
+	c.Flags().StringVar(&f.Pod, "pod", "", "of this pod only, or of this ServiceAccount where no pod has the name: NAMESPACE/NAME")
 	c.Flags().StringSliceVar(&f.Reasons, "reason", nil, "with one of these reasons only")
 	c.Flags().StringVar(&f.Service, "service", "", "to this service only, or with a Host that names it: NAMESPACE/NAME")
 	return c

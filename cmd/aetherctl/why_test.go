@@ -55,8 +55,8 @@ func TestWhyOfNode(t *testing.T) {
 		e.Host.SetString(host)
 		ring.Ended(&e)
 	}
-	entry(1, journal.Entry{Namespace: "shop", Workload: "web", Action: "refuse", Reason: "port-mismatch", Rule: "Service shop/cart"}, "cart:9090")
-	entry(2, journal.Entry{Namespace: "shop", Workload: "web", Action: "passthrough", Reason: "not-mesh", Ended: "complete"}, "example.org")
+	entry(1, journal.Entry{Namespace: "shop", Workload: "web", Pod: "web-1", Action: "refuse", Reason: "port-mismatch", Rule: "Service shop/cart"}, "cart:9090")
+	entry(2, journal.Entry{Namespace: "shop", Workload: "web", Pod: "web-2", Action: "passthrough", Reason: "not-mesh", Ended: "complete"}, "example.org")
 	entry(3, journal.Entry{Namespace: "other", Workload: "job", Action: "forward", Reason: "declared-http", Backend: "shop/cart:8080", Rule: "Service shop/cart"}, "cart.shop:8080")
 
 	why := func(args ...string) (status int, at []int, errs string) {
@@ -79,7 +79,8 @@ func TestWhyOfNode(t *testing.T) {
 		{"-n 2", []int{3, 2}},
 		{"--bad", []int{1}},
 		{"--pod shop/web", []int{2, 1}},
-		{"--pod shop/web-1", []int{2, 1}},
+		{"--pod shop/web-1", []int{1}},
+		{"--pod shop/web-2", []int{2}},
 		{"--pod shop/nobody", nil},
 		{"--reason port-mismatch", []int{1}},
 		{"--reason port-mismatch,declared-http", []int{3, 1}},

@@ -1,7 +1,7 @@
-// Package admin is the node's window: readiness, the snapshot, explanations,
-// the last decisions, metrics and profiles, over HTTP on a loopback address.
+// Package admin is the node's window: readiness, the snapshot, explanations, the last
+// decisions, what is open now, metrics and profiles, over HTTP on a loopback address.
 //
-//   - Read only: nothing here changes what the node does.
+//   - Read only but for the log level: nothing here changes what the node does.
 //   - What it prints can be read back: the snapshot is a configuration, a flow
 //     in /why is an argument of /explain.
 //   - No secret is shown.
@@ -12,6 +12,7 @@ package admin
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/pprof"
 	"strings"
@@ -31,6 +32,8 @@ type Config struct {
 	State func() (seq uint64, at time.Time, problems []model.Problem)
 	// Dump writes the mesh in force as a configuration.
 	Dump func() []byte
+	// Level is the log's, which /loglevel shows and sets.
+	Level *slog.LevelVar
 }
 
 // Handler serves the admin's paths.
@@ -43,6 +46,12 @@ func Handler(c Config) http.Handler {
 	mux.HandleFunc("GET /explain", a.explain)
 	mux.HandleFunc("GET /why", a.why)
 	mux.HandleFunc("GET /status", a.status)
+	mux.HandleFunc("GET /connections", a.connections)
+	mux.HandleFunc("GET /sessions", a.sessions)
+	mux.HandleFunc("GET /certs", a.certs)
+	mux.HandleFunc("GET /loglevel", a.level)
+	mux.HandleFunc("PUT /loglevel", a.setLevel)
+	mux.HandleFunc("POST /loglevel", a.setLevel)
 	mux.Handle("GET /metrics", c.Metrics)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -66,10 +75,16 @@ func (a *admin) index(w http.ResponseWriter, _ *http.Request) {
      &pod=NS/NAME           of a pod of this node, or of its ServiceAccount
      &reason=R,R            with one of these reasons
      &service=NS/NAME       to a service, or with a Host that names it
+/connections                what is open now; as asked for:
+     ?pod=NS/NAME           of this pod
+     &limit=N               at most so many (200 unless told, 2000 at most)
+/sessions                   mTLS sessions to other nodes; pod and limit as above
+/certs                      certificates and trust bundles of the pods; pod and limit as above
+/loglevel                   the log's level; PUT or POST with level=debug|info|warn|error sets it
 /metrics                    Prometheus
 /debug/pprof/               profiles
 
-/explain and /why answer in JSON to format=json, and to an Accept field of application/json.
+/explain, /why, /connections, /sessions and /certs answer in JSON to format=json, and to an Accept field of application/json.
 `)
 }
 

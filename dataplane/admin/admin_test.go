@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net/http/httptest"
 	"net/url"
 	"strings"
@@ -43,10 +44,12 @@ func TestAdmin(t *testing.T) {
 		}
 	}()
 	problem := model.Problem{Object: "Service shop/x", Where: "x.yaml:1", Reason: "no"}
+	level := new(slog.LevelVar)
 	h := Handler(Config{
-		Node: node, Why: ring, Metrics: telemetry.New().Handler(),
+		Node: node, Why: ring, Metrics: telemetry.New(telemetry.Config{}).Handler(),
 		State: func() (uint64, time.Time, []model.Problem) { return 7, time.Unix(0, 0), []model.Problem{problem} },
 		Dump:  func() []byte { return []byte("kind: Pod\n") },
+		Level: level,
 	})
 	get := func(path string) (int, string) {
 		w := httptest.NewRecorder()
@@ -94,6 +97,32 @@ local shop/web 8080
 	var s Status
 	if err := json.Unmarshal([]byte(b), &s); err != nil || s.Seq != 7 || len(s.Problems) != 1 || s.Problems[0] != problem || len(s.Loops) == 0 {
 		t.Errorf("/status: %v %s", err, b)
+	}
+	want("/connections", 200, "POD  ROLE  CLIENT")
+	want("/connections?format=json", 200, `{"connections":[],"total":0}`)
+	want("/sessions?limit=2000&format=json", 200, `{"sessions":[],"total":0}`)
+	want("/certs?pod=shop/web-1&format=json", 200, `{"certificates":[],"total":0}`)
+	for _, path := range []string{"/connections", "/sessions", "/certs"} {
+		want(path+"?limit=0", 400, `limit: "0" is no number from 1 to 2000`)
+		want(path+"?limit=2001", 400, `limit: "2001" is no number`)
+		want(path+"?pod=web", 400, `pod: "web" is not namespace/name`)
+	}
+	want("/loglevel", 200, "info\n")
+	set := func(method, level string, code int, says string) {
+		t.Helper()
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(method, "/loglevel?level="+level, nil))
+		if w.Code != code || !strings.Contains(w.Body.String(), says) {
+			t.Errorf("%s %s: %d %s, want %d %q", method, level, w.Code, w.Body, code, says)
+		}
+	}
+	set("PUT", "debug", 200, "debug\n")
+	set("POST", "error", 200, "error\n")
+	set("PUT", "loud", 400, `there is no "loud"; the levels are debug info warn error`)
+	set("PUT", "info%2B3", 400, "the levels are")
+	set("DELETE", "info", 405, "")
+	if level.Level() != slog.LevelError {
+		t.Errorf("the level is %s", level.Level())
 	}
 	want("/", 200, "/explain")
 	want("/nothing", 404, "")

@@ -21,7 +21,7 @@ import (
 type Filter struct {
 	Lines   int      // at most, the newest
 	Bad     bool     // refusals and failures only
-	Pod     string   // "namespace/name": of a pod, or of a ServiceAccount; empty: of all
+	Pod     string   // "namespace/name": of a pod, or where none has this name of a ServiceAccount; empty: of all
 	Reasons []string // one of these; empty: any
 	Service string   // "namespace/name": to it, or with a Host that names it; empty: to anything
 }
@@ -88,20 +88,21 @@ func ParseFilter(q url.Values) (Filter, error) {
 func (f Filter) choose(ring *journal.Ring, s *snapshot.Snapshot) []journal.Entry {
 	all := ring.Last(math.MaxInt, f.Bad)
 	out := all[:0]
-	who := f.Pod
-	if ns, pod, ok := strings.Cut(f.Pod, "/"); ok {
-		for _, w := range s.Workloads() {
-			if w.Service.Namespace == ns && w.Pod == pod {
-				who = w.Service.String()
-			}
-		}
+	ns, name, _ := strings.Cut(f.Pod, "/")
+	byPod := slices.ContainsFunc(s.Workloads(), func(w *snapshot.Workload) bool { return w.Service.Namespace == ns && w.Pod == name })
+	for i := range all {
+		byPod = byPod || all[i].Pod == name && all[i].Namespace == ns // one that is gone by now
 	}
 	for i := range all {
 		e := &all[i]
 		if len(out) == f.Lines {
 			break
 		}
-		if who != "" && who != e.Namespace+"/"+e.Workload ||
+		who := e.Workload
+		if byPod { // a pod's name comes first: it says more than its ServiceAccount
+			who = e.Pod
+		}
+		if f.Pod != "" && (ns != e.Namespace || name != who) ||
 			len(f.Reasons) > 0 && !slices.Contains(f.Reasons, e.Reason) ||
 			f.Service != "" && !concerns(e, f.Service, s) {
 			continue
@@ -134,14 +135,17 @@ func concerns(e *journal.Entry, service string, s *snapshot.Snapshot) bool {
 type Decision struct {
 	At      time.Time `json:"at"`
 	TookMS  float64   `json:"took_ms"`
-	Kind    string    `json:"kind"`              // "request" or "connection"
-	Pod     string    `json:"pod"`               // namespace and ServiceAccount
-	Flow    string    `json:"flow"`              // an argument for explain
-	Request string    `json:"request,omitempty"` // an argument for explain, without fields; a long part of it is cut
-	Action  string    `json:"action"`
-	Reason  string    `json:"reason"`
-	Rule    string    `json:"rule,omitempty"`
-	Status  int       `json:"status,omitempty"`
+	Kind    string    `json:"kind"` // "request" or "connection"
+	Pod     string    `json:"pod"`  // namespace and ServiceAccount
+	PodName string    `json:"pod_name,omitempty"`
+	// Container is the ID of the pod's sandbox: two pods may have had one name.
+	Container string `json:"container,omitempty"`
+	Flow      string `json:"flow"`              // an argument for explain
+	Request   string `json:"request,omitempty"` // an argument for explain, without fields; a long part of it is cut
+	Action    string `json:"action"`
+	Reason    string `json:"reason"`
+	Rule      string `json:"rule,omitempty"`
+	Status    int    `json:"status,omitempty"`
 	// Backend is the service and port that it went to, Endpoint the pod's address, Peer its
 	// identity; of what came in, the caller's.
 	Backend  string `json:"backend,omitempty"`
@@ -153,6 +157,9 @@ type Decision struct {
 	Ended    string `json:"ended,omitempty"`
 	Cause    string `json:"cause,omitempty"`
 	Outcome  string `json:"outcome,omitempty"`
+	// Flags are Envoy's response flags, and Details its response_code_details.
+	Flags    string `json:"flags"`
+	Details  string `json:"details,omitempty"`
 	Bad      bool   `json:"bad"`      // a refusal or a failure
 	Snapshot uint64 `json:"snapshot"` // version of the snapshot that decided
 }
@@ -165,10 +172,10 @@ func decisionOf(e *journal.Entry) Decision {
 		f.Peer = e.Peer
 	}
 	d := Decision{
-		At: e.At.UTC(), TookMS: float64(e.Took.Microseconds()) / 1000, Kind: "connection", Pod: e.Namespace + "/" + e.Workload,
+		At: e.At.UTC(), TookMS: float64(e.Took.Microseconds()) / 1000, Kind: "connection", Pod: e.Namespace + "/" + e.Workload, PodName: e.Pod, Container: e.Container,
 		Flow: f.String(), Action: e.Action, Reason: e.Reason, Rule: e.Rule, Status: e.Status, Backend: e.Backend, Peer: e.Peer,
 		BytesIn: e.BytesIn, BytesOut: e.BytesOut, Attempts: e.Attempts, Ended: e.Ended, Cause: e.Cause, Outcome: e.Outcome.String(),
-		Bad: e.Bad(), Snapshot: e.Version,
+		Flags: e.Flags.String(), Details: e.Details, Bad: e.Bad(), Snapshot: e.Version,
 	}
 	if e.Request {
 		h := httpmsg.Head{Method: []byte(e.Method.String()), Authority: []byte(e.Host.String()), Path: []byte(e.Path.String())}

@@ -76,9 +76,9 @@ func TestChoose(t *testing.T) {
 	}
 	ring := journal.NewRing(8)
 	for i := range 6 {
-		ring.Ended(&journal.Entry{Namespace: "shop", Workload: []string{"web", "job"}[i%2], At: time.Unix(int64(i), 0), Reason: "loop"})
+		ring.Ended(&journal.Entry{Namespace: "shop", Workload: []string{"web", "job"}[i%2], Pod: []string{"web-0", "web-9"}[i%2], At: time.Unix(int64(i), 0), Reason: "loop"})
 	}
-	for pod, want := range map[string]int{"": 3, "shop/web": 3, "shop/" + s.WorkloadOf(&model.Flow{Namespace: "shop", Workload: "web"}).Pod: 3, "shop/job": 3, "pay/web": 0} {
+	for pod, want := range map[string]int{"": 3, "shop/web": 3, "shop/" + s.WorkloadOf(&model.Flow{Namespace: "shop", Workload: "web"}).Pod: 3, "shop/job": 3, "shop/web-9": 3, "pay/web": 0, "pay/web-9": 0} {
 		got := Filter{Lines: 3, Pod: pod}.choose(ring, s)
 		if len(got) != want {
 			t.Errorf("%q: %d entries, want %d", pod, len(got), want)

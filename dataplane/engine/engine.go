@@ -80,6 +80,7 @@ type Engine struct {
 	mu    sync.Mutex
 	loops []*Loop // guarded by mu; grows, never shrinks
 	pods  map[*Pod]struct{}
+	ask   chan struct{} // holds one token while Ask asks
 	wg    sync.WaitGroup
 	run   bool
 	ctx   context.Context // ends with Run
@@ -97,7 +98,7 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{cfg: cfg, log: cfg.Log, pods: map[*Pod]struct{}{}}
+	e := &Engine{cfg: cfg, log: cfg.Log, pods: map[*Pod]struct{}{}, ask: make(chan struct{}, 1)}
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	if _, err := e.addLoop(); err != nil {
 		return nil, err
@@ -217,7 +218,11 @@ type Loop struct {
 	*reactor.Loop
 	eng *Engine
 
-	load     float64 // guarded by eng.mu
+	// Gauges say what the loop carries now. The loop writes them; anybody may read.
+	Gauges Gauges
+
+	asked    atomic.Bool // a question of Ask is on its way or in work
+	load     float64     // guarded by eng.mu
 	lastBusy time.Duration
 
 	hops map[*Hop]struct{}

@@ -33,6 +33,7 @@ type h1client struct {
 	inBody     bool
 	noReuse    bool
 	idle       bool
+	requests   uint64
 }
 
 // connect starts a non-blocking connect on fd, a socket from the pod's namespace.
@@ -119,6 +120,7 @@ func (c *h1client) mark() {
 // take gives the connection a request; it must be idle or new.
 func (c *h1client) take(x *exchange.Exchange) {
 	c.x = x
+	c.requests++
 	c.idle = false
 	c.asked, c.gotByte, c.inBody, c.trailing, c.stalled, c.starved, c.reqDone = false, false, false, false, false, false, false
 	c.isHead = x.Head()

@@ -21,6 +21,9 @@ type ConnInfo struct {
 	User any            // the service's: flow, identity
 	// OnClose is called once, on the loop, when the connection is gone.
 	OnClose func(*ConnInfo)
+	// OnRefused is called, on the loop, with the status of an answer that the engine
+	// itself gave to what could not be read as a request; no exchange tells of it. nil: nobody is told.
+	OnRefused func(c *ConnInfo, status int)
 }
 
 // h1server is a connection whose client speaks HTTP/1.
@@ -37,6 +40,7 @@ type h1server struct {
 	closing  bool  // close once out is empty
 	headAt   int64 // when the first byte of the head under way arrived; 0: none
 	lingered int
+	requests uint64
 }
 
 // chunkExtra is room for a chunk's framing.
@@ -63,7 +67,7 @@ func (l *Loop) ServeHTTP1(fd int, rec record.Conn, info *ConnInfo, first []byte)
 // AdoptHTTP1 is ServeHTTP1 for an fd that this loop has registered for another source.
 func (l *Loop) AdoptHTTP1(fd int, info *ConnInfo, first []byte, readable bool) {
 	c := &h1server{info: info}
-	c.l, c.pod, c.fd, c.active = l, info.Pod, fd, l.Now()
+	c.l, c.pod, c.fd, c.active, c.born = l, info.Pod, fd, l.Now(), l.Now()
 	c.pod.conns.Add(1)
 	l.Replace(fd, c)
 	c.ready, c.fin = readable, readable
@@ -241,6 +245,7 @@ func (c *h1server) process() bool {
 
 func (c *h1server) begin(f http1.Framing) {
 	h := &c.l.reqHead // shared: Begin copies it
+	c.requests++
 	c.headAt = 0
 	c.minor, c.isHead = h.Minor, string(h.Method) == "HEAD"
 	c.last = h.Close
@@ -285,14 +290,22 @@ func (c *h1server) badBody() {
 		c.x = nil
 		x.RequestGone(exchange.Protocol)
 		c.l.release(c.info.Pool, x)
-		c.refuse(400)
+		c.answer(400)
 		return
 	}
 	c.drop(true, exchange.Protocol)
 }
 
-// refuse answers a request that could not be read, and closes.
+// refuse answers what could not be read as a request, and closes.
 func (c *h1server) refuse(status int) {
+	c.answer(status)
+	if c.info.OnRefused != nil {
+		c.info.OnRefused(c.info, status)
+	}
+}
+
+// answer answers without an exchange, and closes.
+func (c *h1server) answer(status int) {
 	if c.out == nil {
 		c.out = c.l.getOut()
 	}

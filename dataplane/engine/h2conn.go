@@ -29,8 +29,14 @@ type h2conn struct {
 	connecting bool
 	cause      error // what ended the connection, for the exchanges on it
 	goaway     bool  // takes no new requests
-	retireAt   int64 // hop: when that becomes so by age
-	closing    bool  // close once out is empty and no stream is left
+	ending     bool  // the connection ends, and its streams with it
+	endCode    exchange.Code
+	requests   uint64 // streams opened on it
+	until      int64  // hop: end of the certificates, in the loop's clock
+	resets     uint64 // http2.Stats.PeerResets at the last OnReset
+	refused    uint64 // requests that the codec answered itself, of those told of
+	retireAt   int64  // hop: when that becomes so by age
+	closing    bool   // close once out is empty and no stream is left
 	reaping    bool
 	pumping    bool
 	owed       int64 // hop: since when the peer owes an answer and is silent; 0: it owes none
@@ -80,7 +86,7 @@ func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte)
 func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
 	c := &h2conn{info: info}
 	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window}, c)
-	c.l, c.pod, c.fd, c.active = l, info.Pod, fd, l.Now()
+	c.l, c.pod, c.fd, c.active, c.born = l, info.Pod, fd, l.Now(), l.Now()
 	c.pod.conns.Add(1)
 	l.Replace(fd, c)
 	c.ready, c.fin = readable, readable
@@ -121,6 +127,7 @@ func (l *Loop) newHopConn(pod *Pod, fd int, rec record.Conn, in *sessions) (*h2c
 	if err := c.open(l, pod, fd, rec, c); err != nil {
 		return nil, err
 	}
+	l.Gauges.Sessions.Add(1)
 	c.ready = true
 	c.arm()
 	c.mark()
@@ -343,6 +350,14 @@ func (c *h2conn) feed(b []byte) bool {
 	if c.closed {
 		return false
 	}
+	if c.info != nil && c.info.OnRefused != nil {
+		for n := c.h2.Stats().TooLarge; c.refused < n; c.refused++ {
+			c.info.OnRefused(c.info, 431)
+		}
+		if err != nil && c.h2.Streams() == 0 { // else they tell of it
+			c.info.OnRefused(c.info, 400)
+		}
+	}
 	if err != nil { // GOAWAY is queued; streams end with the connection
 		c.flushOut()
 		c.end(exchange.Protocol)
@@ -367,7 +382,7 @@ func (c *h2conn) end(code exchange.Code) {
 	if c.closed {
 		return
 	}
-	c.goaway = true
+	c.goaway, c.ending, c.endCode = true, true, code
 	if c.in != nil {
 		c.in.lost(c, code) // first: what is sent anew is not to come back here
 	}
@@ -377,6 +392,9 @@ func (c *h2conn) end(code exchange.Code) {
 		c.h2.Abort(http2.Cancel)
 	}
 	c.l.Disarm(&c.life)
+	if c.hop {
+		c.l.Gauges.Sessions.Add(-1)
+	}
 	c.shut(false)
 	if c.left != nil {
 		c.l.putOut(c.left)
@@ -458,6 +476,7 @@ func (c *h2conn) request(x *exchange.Exchange) {
 			c.l.Arm(&c.life, (*liveness)(c), pingAfter)
 		}
 	}
+	c.requests++
 	st := c.l.getStream()
 	st.c, st.s, st.x, st.moved = c, s, x, c.l.Now()
 	s.User = st
@@ -477,6 +496,7 @@ func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 		st.settle()
 		return
 	}
+	c.requests++
 	st := c.l.getStream()
 	st.c, st.s, st.remote, st.moved = c, s, end, c.l.Now()
 	s.User = st
@@ -560,6 +580,9 @@ func (st *h2stream) offerTrailers(f []httpmsg.Field) bool {
 
 // OnReset is http2.Handler.
 func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
+	resets := c.h2.Stats().PeerResets
+	byPeer := resets != c.resets
+	c.resets = resets
 	st, _ := s.User.(*h2stream)
 	if st == nil || st.dead {
 		return
@@ -572,7 +595,14 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 		c.freed()
 		return
 	}
-	x.RequestGone(exchange.Cancel)
+	gone := exchange.Protocol // the codec found fault with the stream, or with the connection
+	switch {
+	case byPeer:
+		gone = exchange.Reset
+	case c.ending && c.endCode != exchange.Protocol:
+		gone = exchange.Cancel
+	}
+	x.RequestGone(gone)
 	c.l.release(c.info.Pool, x)
 }
 

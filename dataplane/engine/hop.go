@@ -205,6 +205,7 @@ func (h *Hop) dialled(fd int, rec record.Conn, life time.Duration, err error) {
 		if c, err = h.l.newHopConn(h.pod, fd, rec, &h.sessions); err != nil {
 			unix.Close(fd)
 		} else {
+			c.until = h.l.Now() + int64(life)
 			c.retireAt = h.l.Now() + int64(max(life-lifeMargin, life/2))
 			h.conns = append(h.conns, c)
 			h.wake()

@@ -36,6 +36,8 @@ type transport struct {
 	sealed []byte // records waiting for the socket
 	timer  reactor.Timer
 	active int64  // time of the last byte either way
+	born   int64  // time of its registration, or adoption
+	rx, tx int64  // bytes of the socket
 	turn   uint64 // the iteration that last read for this connection
 }
 
@@ -49,7 +51,7 @@ func (t *transport) open(l *Loop, pod *Pod, fd int, rec record.Conn, src reactor
 	}
 	t.l, t.pod, t.fd, t.rec = l, pod, fd, rec
 	t.more = rec != nil
-	t.active = l.Now()
+	t.active, t.born = l.Now(), l.Now()
 	if err := l.Register(fd, src, reactor.Stream); err != nil {
 		return err
 	}
@@ -159,6 +161,7 @@ func (t *transport) read(p []byte) (int, error) {
 
 func (t *transport) took(n int) {
 	t.active, t.turn = t.l.Now(), t.l.Iteration()
+	t.rx += int64(n)
 	t.pod.take(t.l, n)
 }
 
@@ -202,6 +205,7 @@ func (t *transport) write(p []byte) (int, error) {
 		}
 		if n > 0 {
 			t.active = t.l.Now()
+			t.tx += int64(n)
 		}
 		t.wblk = n < len(p)
 		return n, nil
@@ -234,6 +238,7 @@ func (t *transport) write(p []byte) (int, error) {
 		}
 		if n > 0 {
 			t.active = t.l.Now()
+			t.tx += int64(n)
 		}
 		if n < len(t.sealed) {
 			t.sealed = t.sealed[:copy(t.sealed, t.sealed[n:])]

@@ -34,10 +34,11 @@ const (
 	Timeout              // a limit of time was met
 	TooLarge             // a limit of size was met
 	Stale                // a reused connection ended before any byte of the answer
+	Reset                // the client reset its stream; its connection goes on
 	codeCount
 )
 
-var codeNames = [codeCount]string{"no-error", "cancel", "refused", "connect", "closed", "protocol", "internal", "timeout", "too-large", "stale"}
+var codeNames = [codeCount]string{"no-error", "cancel", "refused", "connect", "closed", "protocol", "internal", "timeout", "too-large", "stale", "reset"}
 
 func (c Code) String() string {
 	if c < codeCount {

@@ -59,6 +59,9 @@ type Inbound struct {
 	log   *slog.Logger
 	quiet *telemetry.Quiet
 	loops engine.PerLoop[loopState]
+
+	// Relays are the connections that goroutines carry.
+	Relays engine.Relays
 }
 
 // New makes an Inbound.
@@ -81,6 +84,7 @@ type Pod struct {
 	Engine    *engine.Pod
 	Container string
 	Namespace string
+	Name      string
 	Account   string
 	ID        spiffeid.ID
 	Local     *meshhop.Local
@@ -174,7 +178,7 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 	}
 	home := p.Engine.Home()
 	c.st = in.loops.Get(home)
-	c.info = engine.ConnInfo{Pod: p.Engine, Loop: home, Pool: &c.st.pool, User: c}
+	c.info = engine.ConnInfo{Pod: p.Engine, Loop: home, Pool: &c.st.pool, User: c, OnRefused: refused}
 	c.flow.Sniff = model.SniffHTTP11
 	serve := home.ServeHTTP1
 	if h2 {
@@ -232,6 +236,7 @@ func (in *Inbound) relay(c *conn, tc *net.TCPConn, rec record.Conn) {
 		c.record(0, 0, "server", "connect")
 		return
 	}
+	defer in.Relays.Add(c.state(tc))()
 	r := relay.TLS(p.Context, app, tc, rec, nil, relay.Options{})
 	ended := "proxy"
 	switch r.First {
@@ -261,6 +266,7 @@ var (
 // Request is exchange.Service.
 func (in *Inbound) Request(x *exchange.Exchange) {
 	c := x.Conn.(*engine.ConnInfo).User.(*conn)
+	c.info.Loop.Gauges.Inbound.Add(1)
 	rq, _ := x.User.(*reqState)
 	if rq == nil {
 		rq = &reqState{}
@@ -360,6 +366,7 @@ func (in *Inbound) Failed(x *exchange.Exchange, code exchange.Code) {
 func (in *Inbound) Done(x *exchange.Exchange) {
 	c := x.Conn.(*engine.ConnInfo).User.(*conn)
 	rq := x.User.(*reqState)
+	c.info.Loop.Gauges.Inbound.Add(-1)
 	v := &rq.v
 	if v.Reason == decide.Live || v.Reason == decide.Ready {
 		return // never access-logged (contract 4.11)
@@ -369,22 +376,45 @@ func (in *Inbound) Done(x *exchange.Exchange) {
 	c.entry(e, v)
 	e.Took = time.Duration(c.info.Loop.Now() - x.Start)
 	e.Request = true
+	e.Loop = c.info.Loop.ID() + 1
 	e.Host.Set(x.Req.Authority)
 	e.Method.Set(x.Req.Method)
 	e.Path.Set(x.Req.Path)
 	e.Status = x.Status
 	e.BytesIn, e.BytesOut = x.ReqBytes, x.ResBytes
 	e.Attempts = x.Attempts
-	e.Ended = x.Ended.String()
+	e.Local, e.Ended = x.Local, x.Ended.String()
+	if x.Ended != exchange.Nobody {
+		e.Code = x.Code.String()
+	}
 	e.Cause = rq.cause
 	e.Outcome.Set(rq.outcome)
 	e.Version = rq.version
+	if e.Classify(); e.Failed() {
+		id, _ := x.Req.Get("x-request-id")
+		e.RequestID.Set(id)
+	}
 	in.cfg.Journal.Ended(e)
+}
+
+// refused is engine.ConnInfo.OnRefused: what a caller sent could not be read as a request.
+func refused(info *engine.ConnInfo, status int) {
+	c := info.User.(*conn)
+	e := &c.st.end
+	*e = journal.Entry{}
+	c.entry(e, &decide.Verdict{Action: decide.Refuse, Reason: decide.NoVerdict})
+	e.Request, e.Local, e.Status, e.Ended = true, true, status, "complete"
+	e.Loop = info.Loop.ID() + 1
+	e.Cause = engine.RefusedCause(status)
+	e.Version = c.snap.Version()
+	e.Classify()
+	c.in.cfg.Journal.Ended(e)
 }
 
 func (c *conn) entry(e *journal.Entry, v *decide.Verdict) {
 	e.At = time.Now()
 	e.Dir, e.Namespace, e.Workload = model.Inbound, c.flow.Namespace, c.flow.Workload
+	e.Pod, e.Container = c.pod.Name, c.pod.Container
 	e.Dst, e.Sniff, e.Peer = c.flow.Dst.AddrPort, c.flow.Sniff, c.flow.Peer
 	e.Action, e.Reason, e.Rule = v.Action.String(), v.Reason.String(), v.Rule
 }
@@ -397,5 +427,6 @@ func (c *conn) record(in, out int64, ended, cause string) {
 	e.BytesIn, e.BytesOut, e.Ended = in, out, ended
 	e.Cause = cause
 	e.Version = c.snap.Version()
+	e.Classify()
 	c.in.cfg.Journal.Ended(&e)
 }

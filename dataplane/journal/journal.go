@@ -46,6 +46,9 @@ type Entry struct {
 	Dir       model.Direction
 	Namespace string // of the pod
 	Workload  string // its ServiceAccount
+	Pod       string // its name
+	Container string // and the ID of its sandbox: two pods may have had one name
+	Loop      int    // one more than the ID of the loop that tells of it (of one engine); 0: told by another goroutine
 	Dst       netip.AddrPort
 	Sniff     model.Sniff
 	Host      Text // authority, or server name
@@ -61,8 +64,14 @@ type Entry struct {
 	BytesIn   int64 // from the pod's client side
 	BytesOut  int64
 	Attempts  int
+	Exhausted bool   // as many as there may be
+	Local     bool   // the answer was the proxy's own
 	Ended     string // who ended it first
+	Code      string // of a request that ended early: why, an exchange.Code
 	Cause     string // what went wrong, out of a closed set; empty: nothing
+	RequestID Text   // x-request-id; set where Failed
+	Flags     Flags  // Envoy's, by Classify
+	Details   string // and its response_code_details
 	Outcome   Text   // the destination's word: "200;-;GET;via_upstream"
 	Version   uint64 // of the snapshot that decided
 }
@@ -125,7 +134,15 @@ func (e *Entry) String() string {
 	return string(b)
 }
 
-// Observer is told of every entry. The entry may be used only until Ended returns.
+// Observer is told of every entry, classified, on the loop where it ended or in a
+// goroutine of a relay: it must not block. The entry may be used only until Ended returns.
+//
+// This is the one place where what watches requests attaches: the counters and the
+// failure log (telemetry), the ring behind "why", the access log of --access-log.
+// A full access log, OTLP export or tracing is one more Observer in cmd/aether-proxy's
+// Tee: it copies what it needs of the entry into a bounded queue, counts what does not
+// fit, and does its work in a goroutine of its own, as telemetry.Failures does. What
+// such an observer needs and the entry does not say is added to the entry.
 type Observer interface{ Ended(e *Entry) }
 
 // Ring keeps the last entries. Make it with NewRing.

@@ -260,7 +260,7 @@ func (s *sniffer) settled(kind model.Sniff, host string) {
 		} else {
 			l.AdoptHTTP1(s.fd, &c.info, s.buf, s.ready)
 		}
-		c.info.OnClose = closed
+		c.info.OnClose, c.info.OnRefused = closed, refused
 	case decide.Passthrough:
 		c.passOn(s, v)
 	case decide.Forward:
@@ -277,6 +277,9 @@ func (s *sniffer) settled(kind model.Sniff, host string) {
 		c.record(v, s.snap, connEnd{})
 	}
 }
+
+// refused is engine.ConnInfo.OnRefused.
+func refused(info *engine.ConnInfo, status int) { info.User.(*conn).refused(status) }
 
 // closed is engine.ConnInfo.OnClose of a served connection.
 func closed(info *engine.ConnInfo) {
@@ -493,6 +496,7 @@ func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, f
 			c.record(v, snap, connEnd{ended: "server", cause: "connect"})
 			return
 		}
+		defer c.o.Relays.Add(c.state(a.RemoteAddr(), ""))()
 		c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, relay.Options{}))
 	})
 }
@@ -529,6 +533,7 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 			refuse(string(meshhop.ReasonOf(err)))
 			return
 		}
+		defer c.o.Relays.Add(c.state(a.RemoteAddr(), e.SPIFFEID))()
 		c.recordRelay(v, snap, e, relay.TLS(c.pod.Context, a, s.Conn, s.Record(), first, relay.Options{}))
 	})
 }
@@ -564,8 +569,7 @@ func (c *conn) record(v decide.Verdict, snap *snapshot.Snapshot, end connEnd) {
 	var e journal.Entry
 	e.At = time.Now()
 	e.Took = time.Duration(reactor.Monotonic() - c.start)
-	e.Dir, e.Namespace, e.Workload = c.flow.Dir, c.flow.Namespace, c.flow.Workload
-	e.Dst, e.Sniff = c.flow.Dst.AddrPort, c.flow.Sniff
+	c.entry(&e)
 	e.Host.SetString(c.flow.Host)
 	e.Action, e.Reason, e.Rule = v.Action.String(), v.Reason.String(), v.Rule
 	if v.Backend != nil {
@@ -577,5 +581,6 @@ func (c *conn) record(v decide.Verdict, snap *snapshot.Snapshot, end connEnd) {
 	e.BytesIn, e.BytesOut, e.Ended = end.in, end.out, end.ended
 	e.Cause = end.cause
 	e.Version = snap.Version()
+	e.Classify()
 	c.o.cfg.Journal.Ended(&e)
 }

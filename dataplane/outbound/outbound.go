@@ -53,6 +53,9 @@ type Outbound struct {
 	log   *slog.Logger
 	quiet *telemetry.Quiet
 	loops engine.PerLoop[loopState]
+
+	// Relays are the connections that goroutines carry.
+	Relays engine.Relays
 }
 
 // New makes an Outbound.
@@ -75,6 +78,7 @@ type Pod struct {
 	Engine    *engine.Pod
 	Container string
 	Namespace string
+	Name      string
 	Account   string
 	ID        spiffeid.ID
 	Sockets   engine.Sockets
@@ -221,6 +225,7 @@ func (o *Outbound) notOpened(k meshhop.Key, err error) {
 func (o *Outbound) Request(x *exchange.Exchange) {
 	c := x.Conn.(*engine.ConnInfo).User.(*conn)
 	c.requests++
+	c.st.l.Gauges.Outbound.Add(1)
 	rq, _ := x.User.(*reqState)
 	if rq == nil {
 		rq = &reqState{}
@@ -525,9 +530,13 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	c := x.Conn.(*engine.ConnInfo).User.(*conn)
 	rq := x.User.(*reqState)
 	rq.release()
+	c.st.l.Gauges.Outbound.Add(-1)
 	v := &rq.v
 	if v.Action == 0 {
 		return // never asked: the connection went first
+	}
+	if v.Reason == decide.Readyz {
+		return // never counted and never logged (contract 4.11, 14.1)
 	}
 	e := &c.st.end
 	*e = journal.Entry{}
@@ -535,8 +544,8 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.At = time.Now()
 	e.Took = time.Duration(now - x.Start)
 	e.Request = true
-	e.Dir, e.Namespace, e.Workload = c.flow.Dir, c.flow.Namespace, c.flow.Workload
-	e.Dst, e.Sniff = c.flow.Dst.AddrPort, c.flow.Sniff
+	e.Loop = c.st.l.ID() + 1
+	c.entry(e)
 	e.Host.Set(rq.host)
 	e.Method.Set(x.Req.Method)
 	e.Path.Set(rq.path)
@@ -551,12 +560,42 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.Status = x.Status
 	e.BytesIn, e.BytesOut = x.ReqBytes, x.ResBytes
 	e.Attempts = x.Attempts
-	e.Ended = x.Ended.String()
+	e.Exhausted = rq.attempt == len(rq.tried)
+	e.Local, e.Ended = x.Local, x.Ended.String()
+	if x.Ended != exchange.Nobody {
+		e.Code = x.Code.String()
+	}
 	e.Cause, e.Outcome = rq.cause, rq.outcome
 	e.Version = rq.snap.Version()
 	rq.snap = nil // a request that is over keeps no old world alive
 	rq.v, rq.endpoint, rq.host, rq.path, rq.origin = decide.Verdict{}, nil, nil, nil, nil
+	if e.Classify(); e.Failed() {
+		id, _ := x.Req.Get("x-request-id")
+		e.RequestID.Set(id)
+	}
 	o.cfg.Journal.Ended(e)
+}
+
+// refused tells the journal of what a client sent that could not be read as a request.
+func (c *conn) refused(status int) {
+	e := &c.st.end
+	*e = journal.Entry{}
+	e.At = time.Now()
+	e.Request, e.Local, e.Status, e.Ended = true, true, status, "complete"
+	e.Loop = c.st.l.ID() + 1
+	c.entry(e)
+	e.Host.SetString(c.flow.Host)
+	e.Action, e.Reason, e.Cause = decide.Refuse.String(), decide.NoVerdict.String(), engine.RefusedCause(status)
+	e.Version = c.o.cfg.Store.Load().Version()
+	e.Classify()
+	c.o.cfg.Journal.Ended(e)
+}
+
+// entry fills in what is known of the connection.
+func (c *conn) entry(e *journal.Entry) {
+	e.Dir, e.Namespace, e.Workload = c.flow.Dir, c.flow.Namespace, c.flow.Workload
+	e.Pod, e.Container = c.pod.Name, c.pod.Container
+	e.Dst, e.Sniff = c.flow.Dst.AddrPort, c.flow.Sniff
 }
 
 // Swept closes hop sessions to endpoints that snap does not have any more. Safe for concurrent use.

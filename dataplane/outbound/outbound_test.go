@@ -61,7 +61,7 @@ rule name=say match=grpc:echo.Echo/Say
 	var store snapshot.Store
 	store.Swap(s)
 	o := New(Config{Store: &store})
-	st := &loopState{o: o, hops: map[hopKey]*hopState{}, rnd: rand.New(rand.NewPCG(1, 2))}
+	st := &loopState{o: o, l: &engine.Loop{}, hops: map[hopKey]*hopState{}, rnd: rand.New(rand.NewPCG(1, 2))}
 	pool := exchange.Pool{Service: unrecorded{o}}
 	for _, tt := range []struct {
 		port, request string

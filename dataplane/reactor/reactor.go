@@ -88,7 +88,16 @@ type Config struct {
 type Stats struct {
 	Iterations, Events, Wakeups, Panics, Slow uint64
 	Busy                                      time.Duration // time spent not waiting
-	Registered                                int64
+	// Took counts iterations by how long they were: at most each of Lags, and longer
+	// than the last. An event that is ready while an iteration runs waits at most for its end.
+	Took       [len(Lags) + 1]uint64
+	Registered int64
+}
+
+// Lags are the bounds of Stats.Took.
+var Lags = [...]time.Duration{
+	50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond, time.Millisecond,
+	2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 250 * time.Millisecond, time.Second,
 }
 
 type slot struct {
@@ -125,6 +134,7 @@ type Loop struct {
 
 	iterations, events, wakeups, panics, slow, busy atomic.Uint64
 	registered                                      atomic.Int64
+	lags                                            [len(Lags) + 1]atomic.Uint64
 
 	// Scratch is a buffer that any source may use within one method call.
 	Scratch [64 << 10]byte
@@ -349,7 +359,13 @@ func (l *Loop) iterate(block bool) {
 	}
 	l.wheel.advance(l, l.now)
 	l.flush()
-	l.busy.Add(uint64(l.cfg.Now() - l.now))
+	took := l.cfg.Now() - l.now
+	l.busy.Add(uint64(took))
+	i := 0
+	for i < len(Lags) && took > int64(Lags[i]) {
+		i++
+	}
+	l.lags[i].Add(1)
 }
 
 func (l *Loop) run(q []Task) {
@@ -473,11 +489,15 @@ func (l *Loop) call(f func()) {
 
 // Stats returns the counters. Safe from any goroutine.
 func (l *Loop) Stats() Stats {
-	return Stats{
+	s := Stats{
 		Iterations: l.iterations.Load(), Events: l.events.Load(), Wakeups: l.wakeups.Load(),
 		Panics: l.panics.Load(), Slow: l.slow.Load(),
 		Busy: time.Duration(l.busy.Load()), Registered: l.registered.Load(),
 	}
+	for i := range s.Took {
+		s.Took[i] = l.lags[i].Load()
+	}
+	return s
 }
 
 // Check is called regularly by a watchdog goroutine: an iteration that runs

@@ -445,3 +445,23 @@ func TestWatchdog(t *testing.T) {
 		t.Errorf("reported %v, counted %d", took, l.Stats().Slow)
 	}
 }
+
+// TestLags: an iteration is counted by how long it took, waiting aside.
+func TestLags(t *testing.T) {
+	now := int64(1)
+	l := newLoop(t, &now, Config{})
+	iteration := func(took time.Duration) {
+		l.Later(&fake{run: func() { now += int64(took) }})
+		now += int64(time.Hour) // waited
+		l.iterate(false)
+	}
+	for _, took := range []time.Duration{0, Lags[0], Lags[0] + 1, 7 * time.Millisecond, Lags[len(Lags)-1], time.Minute} {
+		iteration(took)
+	}
+	want := map[int]uint64{0: 2, 1: 1, 7: 1, len(Lags) - 1: 1, len(Lags): 1}
+	for i, n := range l.Stats().Took {
+		if n != want[i] {
+			t.Errorf("%d iterations in bucket %d, want %d", n, i, want[i])
+		}
+	}
+}

@@ -1,7 +1,10 @@
-// Package telemetry counts what the journal tells, in Prometheus form.
+// Package telemetry counts what the journal tells, in Prometheus form, and logs
+// what failed.
 //
-//   - Every label is a closed set: no pod, host, address or path is one.
-//   - Counting an entry that was seen before allocates nothing.
+//   - Every label is out of a closed set, or a name that the configuration knows: no
+//     host, address or path is one. The series are bounded (maxSeries).
+//   - Counting on a loop takes no lock and, once the series is there, allocates nothing.
+//   - Nothing here blocks whoever tells of an entry.
 //   - The metrics library stops here.
 //
 // It knows no decision and no connection: it is told of ends, and asks for gauges when scraped.
@@ -10,76 +13,91 @@ package telemetry
 import (
 	"net/http"
 	"strconv"
-	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"aether/dataplane/journal"
 )
 
-// Metrics is a journal.Observer. Safe for concurrent use.
+// Config of Metrics. The zero value is usable.
+type Config struct {
+	// Pods fills source_pod, or destination_pod, of aether_requests_total with the pod's
+	// own name: a series for each pod (contract 14.1, emitStatsPod).
+	Pods bool
+}
+
+// Metrics is a journal.Observer. Safe for concurrent use. What else is to be counted:
+//
+//   - an event: a Counter where it happens, made known by Count;
+//   - a value that somebody holds: Gauge, or CounterOf where it only grows;
+//   - a distribution: Histogram.
+//
+// They are made known before serving (cmd/aether-proxy, and dataplane.Node.Register).
 type Metrics struct {
-	reg      *prometheus.Registry
-	ends     *prometheus.CounterVec
-	bytes    *prometheus.CounterVec
-	failures *prometheus.CounterVec
-	duration *prometheus.HistogramVec
-
-	mu   sync.RWMutex
-	seen map[key]*series
-}
-
-// key is what an entry is counted under.
-type key struct {
-	dir    string
-	kind   string
-	action string
-	reason string
-	status uint8 // hundreds
-	ended  string
-}
-
-type series struct {
-	n        prometheus.Counter
-	in, out  prometheus.Counter
-	duration prometheus.Observer
+	reg    *prometheus.Registry
+	counts counts
 }
 
 // New makes an empty registry with the process's and the Go runtime's own metrics.
-func New() *Metrics {
-	m := &Metrics{reg: prometheus.NewRegistry(), seen: map[key]*series{}}
-	labels := []string{"direction", "kind", "action", "reason", "code", "ended"}
-	m.ends = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "aether_ends_total",
-		Help: "Requests, and connections that carried none, by how they were decided and how they ended.",
-	}, labels)
-	m.bytes = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "aether_bytes_total",
-		Help: "Payload bytes of requests and connections; flow says from (in) or to (out) the client.",
-	}, []string{"direction", "kind", "flow"})
-	m.duration = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "aether_duration_seconds",
-		Help:    "From the head of a request, or the accept of a connection, to its end.",
-		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 60, 300},
-	}, []string{"direction", "kind"})
-	m.failures = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "aether_failures_total",
-		Help: "Requests and connections that something went wrong with, by what: no-certificate, connect, wrong-peer, ...",
-	}, []string{"direction", "kind", "cause"})
-	m.reg.MustRegister(m.ends, m.bytes, m.failures, m.duration, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+func New(c Config) *Metrics {
+	m := &Metrics{reg: prometheus.NewRegistry()}
+	m.counts.pods = c.Pods
+	m.reg.MustRegister(&m.counts, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-// Gauge adds a value that is asked for at each scrape. Call it before serving.
-func (m *Metrics) Gauge(name, help string, f func() float64) {
-	m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f))
+// Gauge adds a value that is asked for at each scrape. labels are pairs of name and
+// value; several gauges may have one name, and then the same help and label names.
+func (m *Metrics) Gauge(name, help string, f func() float64, labels ...string) {
+	m.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: pairs(labels)}, f))
 }
 
-// Counter is Gauge for a value that only grows.
-func (m *Metrics) Counter(name, help string, f func() float64) {
-	m.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, f))
+// CounterOf is Gauge for a value that only grows.
+func (m *Metrics) CounterOf(name, help string, f func() float64, labels ...string) {
+	m.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: pairs(labels)}, f))
+}
+
+func pairs(labels []string) prometheus.Labels {
+	l := prometheus.Labels{}
+	for i := 0; i+1 < len(labels); i += 2 {
+		l[labels[i]] = labels[i+1]
+	}
+	return l
+}
+
+// Histogram adds a distribution of times that somebody else counts: f gives how many
+// were at most each of bounds, and more than the last one, and the sum of all.
+func (m *Metrics) Histogram(name, help string, bounds []time.Duration, f func() (counts []uint64, sum time.Duration)) {
+	m.reg.MustRegister(&histogram{prometheus.NewDesc(name, help, nil, nil), bounds, f})
+}
+
+type histogram struct {
+	desc   *prometheus.Desc
+	bounds []time.Duration
+	f      func() ([]uint64, time.Duration)
+}
+
+// Describe is prometheus.Collector.
+func (h *histogram) Describe(ch chan<- *prometheus.Desc) { ch <- h.desc }
+
+// Collect is prometheus.Collector.
+func (h *histogram) Collect(ch chan<- prometheus.Metric) {
+	counts, sum := h.f()
+	send(ch, h.desc, h.bounds, counts, sum)
+}
+
+// send makes a histogram of counts that are not cumulative.
+func send(ch chan<- prometheus.Metric, d *prometheus.Desc, bounds []time.Duration, counts []uint64, sum time.Duration, labels ...string) {
+	buckets := make(map[float64]uint64, len(bounds))
+	var n uint64
+	for i, c := range counts {
+		n += c
+		if i < len(bounds) {
+			buckets[bounds[i].Seconds()] = n
+		}
+	}
+	ch <- prometheus.MustNewConstHistogram(d, n, sum.Seconds(), buckets, labels...)
 }
 
 // Handler serves the metrics.
@@ -87,44 +105,5 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.reg, promhttp.HandlerOpts{})
 }
 
-// Ended is journal.Observer.
-func (m *Metrics) Ended(e *journal.Entry) {
-	k := key{dir: e.Dir.String(), kind: "connection", action: e.Action, reason: e.Reason, ended: e.Ended}
-	if e.Request {
-		k.kind = "request"
-		k.status = uint8(min(max(e.Status, 0)/100, 9))
-	}
-	m.mu.RLock()
-	s := m.seen[k]
-	m.mu.RUnlock()
-	if s == nil {
-		s = m.add(k)
-	}
-	if e.Cause != "" {
-		m.failures.WithLabelValues(k.dir, k.kind, e.Cause).Inc()
-	}
-	s.n.Inc()
-	s.in.Add(float64(e.BytesIn))
-	s.out.Add(float64(e.BytesOut))
-	s.duration.Observe(e.Took.Seconds())
-}
-
-func (m *Metrics) add(k key) *series {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s := m.seen[k]; s != nil {
-		return s
-	}
-	code := ""
-	if k.kind == "request" {
-		code = strconv.Itoa(int(k.status)) + "xx"
-	}
-	s := &series{
-		n:        m.ends.WithLabelValues(k.dir, k.kind, k.action, k.reason, code, k.ended),
-		in:       m.bytes.WithLabelValues(k.dir, k.kind, "in"),
-		out:      m.bytes.WithLabelValues(k.dir, k.kind, "out"),
-		duration: m.duration.WithLabelValues(k.dir, k.kind),
-	}
-	m.seen[k] = s
-	return s
-}
+// class is a status by its hundreds: "2xx".
+func class(status uint16) string { return strconv.Itoa(int(min(status/100, 9))) + "xx" }

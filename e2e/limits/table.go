@@ -117,6 +117,22 @@ var bounds = []bound{
 	{"mtls/record", "rekeyAfter", "records a key", "the key is changed by KeyUpdate (RFC 8446 5.5)"},
 	{"mtls/record", "maxPending", "bytes", "what crypto/tls wants sent and nobody collects: the connection ends"},
 
+	{"dataplane/telemetry", "maxSeries", "combinations of labels, those of each loop apart", "requests to and from further names are counted as `overflow`"},
+	{"dataplane/telemetry", "maxCauses", "causes that rationed lines tell apart", "all are forgotten: a line too many"},
+	{"dataplane/telemetry", "failureRate", "lines a second and cause in the failure log", "further ones are counted, and the count stands in a line that follows"},
+	{"dataplane/telemetry", "failureQueue", "lines that wait to be written", "further ones are dropped and counted"},
+	{"dataplane/telemetry", "failureSummary", "time", "lines left out that no further line of their cause tells of have one of their own after so long"},
+	{"dataplane/telemetry", "failureDrain", "time", "what waits at the end is not written any more"},
+
+	{"dataplane/admin", "defaultLines", "decisions of an answer of /why that asks for no number", "older ones are not shown"},
+	{"dataplane/admin", "maxTry", "flows that an advice suggests", "further ones are not suggested"},
+	{"dataplane/admin", "maxAlike", "names that an advice suggests", "further ones are not suggested"},
+	{"dataplane/admin", "maxLabel", "bytes of a name that similar ones are looked for", "none is suggested"},
+	{"dataplane/admin", "defaultShown", "connections, sessions or certificates of an answer that asks for no limit", "the answer says that there are more"},
+	{"dataplane/admin", "maxShown", "of an answer", "more cannot be asked for: ask pod by pod"},
+
+	{"dataplane", "askTime", "time", "a loop that has not answered what it carries is missing in the answer, which says so"},
+
 	{"dataplane/authz", "MaxFields", "fields of a head that is asked about", "nobody is asked: the request is refused"},
 	{"dataplane/authz", "MaxBody", "bytes of a body in a question", "the rest is not sent, and the question says that the body is partial"},
 

@@ -158,7 +158,7 @@ func (s *Source) load(dir string) (_ *mtls.SVID, sum [sha256.Size]byte, _ error)
 	if err != nil {
 		return nil, sum, fmt.Errorf("files: %s: %s and %s: %w", dir, CertFile, KeyFile, err)
 	}
-	roots, err := parseBundle(data[2])
+	roots, authorities, err := parseBundle(data[2])
 	if err != nil {
 		return nil, sum, fmt.Errorf("files: %s: %w", filepath.Join(dir, BundleFile), err)
 	}
@@ -166,13 +166,15 @@ func (s *Source) load(dir string) (_ *mtls.SVID, sum [sha256.Size]byte, _ error)
 	if err != nil {
 		return nil, sum, fmt.Errorf("files: %s: %w", dir, err)
 	}
+	svid.Authorities = authorities
 	return svid, sum, nil
 }
 
 // parseBundle takes every certificate or nothing: a bundle cut short would
 // quietly distrust half of the mesh.
-func parseBundle(b []byte) (*x509.CertPool, error) {
-	pool, n := x509.NewCertPool(), 0
+func parseBundle(b []byte) (*x509.CertPool, []*x509.Certificate, error) {
+	pool := x509.NewCertPool()
+	var all []*x509.Certificate
 	for {
 		var block *pem.Block
 		block, rest := pem.Decode(b)
@@ -182,15 +184,15 @@ func parseBundle(b []byte) (*x509.CertPool, error) {
 		b = rest
 		c, err := x509.ParseCertificate(block.Bytes)
 		if block.Type != "CERTIFICATE" || err != nil {
-			return nil, fmt.Errorf("block %d is no certificate (%s): %w", n+1, block.Type, cmp.Or(err, errors.New("wrong type")))
+			return nil, nil, fmt.Errorf("block %d is no certificate (%s): %w", len(all)+1, block.Type, cmp.Or(err, errors.New("wrong type")))
 		}
 		pool.AddCert(c)
-		n++
+		all = append(all, c)
 	}
-	if n == 0 || bytes.Contains(b, []byte("-----BEGIN")) {
-		return nil, fmt.Errorf("the bundle is empty or cut short after %d certificates", n)
+	if len(all) == 0 || bytes.Contains(b, []byte("-----BEGIN")) {
+		return nil, nil, fmt.Errorf("the bundle is empty or cut short after %d certificates", len(all))
 	}
-	return pool, nil
+	return pool, all, nil
 }
 
 func read(name string) ([]byte, error) {

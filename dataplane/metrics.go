@@ -1,0 +1,54 @@
+package dataplane
+
+import (
+	"time"
+
+	"aether/dataplane/engine"
+	"aether/dataplane/reactor"
+	"aether/dataplane/telemetry"
+)
+
+// Register makes the node's gauges and counters known to m. A counter that is kept in
+// outbound, inbound or the engine is made known here. Call it once.
+func (n *Node) Register(m *telemetry.Metrics) {
+	loops := func(f func(*engine.Loop) float64) func() float64 {
+		return func() (sum float64) {
+			for _, l := range n.engine.Loops() {
+				sum += f(l)
+			}
+			return sum
+		}
+	}
+	m.Gauge("aether_pods", "Pods that are served.", func() float64 { return float64(len(n.Pods())) })
+	m.Gauge("aether_pods_failed", "Pods of this node that cannot be served.", func() float64 { return float64(len(n.Problems())) })
+	m.Gauge("aether_connections", "Connections on the event loops, hop sessions and those to applications included.", func() float64 {
+		var c int64
+		for _, p := range n.Pods() {
+			c += p.Connections
+		}
+		return float64(c)
+	})
+	for direction, relays := range map[string]*engine.Relays{"outbound": &n.out.Relays, "inbound": &n.in.Relays} {
+		m.Gauge("aether_relays", "Connections that are relayed: raw TCP and what passes through.", func() float64 { return float64(relays.Len()) }, "direction", direction)
+	}
+	m.Gauge("aether_hop_sessions", "Sessions to other nodes' proxies.", loops(func(l *engine.Loop) float64 { return float64(l.Gauges.Sessions.Load()) }))
+	m.Gauge("aether_requests_in_flight", "Requests under way.", loops(func(l *engine.Loop) float64 { return float64(l.Gauges.Outbound.Load()) }), "direction", "outbound")
+	m.Gauge("aether_requests_in_flight", "Requests under way.", loops(func(l *engine.Loop) float64 { return float64(l.Gauges.Inbound.Load()) }), "direction", "inbound")
+
+	m.Gauge("aether_loops", "Event loops.", loops(func(*engine.Loop) float64 { return 1 }))
+	m.CounterOf("aether_loop_busy_seconds_total", "Time loops did not wait.", loops(func(l *engine.Loop) float64 { return l.Stats().Busy.Seconds() }))
+	m.CounterOf("aether_loop_panics_total", "Panics that cost one connection each.", loops(func(l *engine.Loop) float64 { return float64(l.Stats().Panics) }))
+	m.CounterOf("aether_loop_slow_total", "Loop iterations over 50 ms.", loops(func(l *engine.Loop) float64 { return float64(l.Stats().Slow) }))
+	m.Histogram("aether_loop_lag_seconds", "How long loop iterations took: what is ready meanwhile waits for as long at most.",
+		reactor.Lags[:], func() (counts []uint64, sum time.Duration) {
+			counts = make([]uint64, len(reactor.Lags)+1)
+			for _, l := range n.engine.Loops() {
+				st := l.Stats()
+				for i, c := range st.Took {
+					counts[i] += c
+				}
+				sum += st.Busy
+			}
+			return counts, sum
+		})
+}
