@@ -83,12 +83,18 @@ type town struct {
 
 func newTown(t *testing.T) *town {
 	t.Helper()
+	return newTownOn(t, engine.Config{})
+}
+
+// newTownOn is newTown on an engine with that configuration.
+func newTownOn(t *testing.T, cfg engine.Config) *town {
+	t.Helper()
 	w := &town{t: t, journal: &told{make(chan journal.Entry, 1024)}, svids: map[string]*mtls.SVID{}, hops: map[netip.Addr]string{}, outs: map[string]*outbound.Pod{}}
 	var err error
 	if w.ca, err = devca.Open(t.TempDir(), "td", time.Now); err != nil {
 		t.Fatal(err)
 	}
-	if w.engine, err = engine.New(engine.Config{}); err != nil {
+	if w.engine, err = engine.New(cfg); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())

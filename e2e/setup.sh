@@ -8,7 +8,7 @@ say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
 
 # command:package. The race detector needs a C compiler.
-need=(nft:nftables ip:iproute2 curl:curl nginx:nginx-light haproxy:haproxy wrk:wrk
+need=(nft:nftables ip:iproute2 curl:curl nginx:nginx-light haproxy:haproxy node:nodejs wrk:wrk
 	h2load:nghttp2-client ps:procps openssl:openssl gcc:gcc ld:binutils go:golang-go)
 
 missing=()

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"io"
 
@@ -181,7 +182,8 @@ func (c *h1server) tick() {
 		c.x.Abort(exchange.Timeout)
 		c.drop(false, exchange.Timeout)
 	case c.headAt != 0 && c.w > c.r:
-		c.refuse(408)
+		c.isHead = false
+		c.refuse(errSlowHead)
 	default:
 		c.drop(false, exchange.NoError)
 	}
@@ -204,15 +206,18 @@ func (c *h1server) process() bool {
 			}
 			n, f, err := c.parser.Request(c.in[c.r:c.w], &c.l.reqHead)
 			if err != nil {
-				status := 400
-				var he *http1.Error
-				if errors.As(err, &he) {
-					status = he.Status
-				}
-				c.refuse(status)
+				c.isHead = bytes.HasPrefix(c.in[c.r:c.w], headMethod)
+				c.refuse(err)
 				return false
 			}
 			if n == 0 {
+				if !c.parser.Blank && string(c.in[c.r:c.w]) == "\r\n" {
+					// Old clients end a body with it (RFC 9112 2.2). No head has begun, so
+					// no deadline runs and no buffer is held.
+					c.r, c.headAt = c.w, 0
+					c.parser = http1.Parser{Limits: c.parser.Limits, Blank: true}
+					return true
+				}
 				if d := c.headAt + headTime - c.l.Now(); c.state == stHead && d > 0 {
 					c.l.Arm(&c.timer, c, d)
 				}
@@ -290,33 +295,48 @@ func (c *h1server) badBody() {
 		c.x = nil
 		x.RequestGone(exchange.Protocol)
 		c.l.release(c.info.Pool, x)
-		c.answer(400)
+		_, _, _, err := c.body.Next(nil) // again: it stays
+		c.answer(err)
 		return
 	}
 	c.drop(true, exchange.Protocol)
 }
 
+var (
+	headMethod  = []byte("HEAD ")
+	errSlowHead = &http1.Error{Status: 408, Reason: "the head was not whole 15 s after its first byte: send it at once"}
+	refusedType = [...]httpmsg.Field{{Name: []byte("content-type"), Value: []byte("text/plain; charset=utf-8")}}
+)
+
 // refuse answers what could not be read as a request, and closes.
-func (c *h1server) refuse(status int) {
-	c.answer(status)
+func (c *h1server) refuse(err error) {
+	status := c.answer(err)
 	if c.info.OnRefused != nil {
 		c.info.OnRefused(c.info, status)
 	}
 }
 
-// answer answers without an exchange, and closes.
-func (c *h1server) answer(status int) {
+// answer answers without an exchange, and closes. The answer says what is wrong with the request.
+func (c *h1server) answer(err error) (status int) {
 	if c.out == nil {
 		c.out = c.l.getOut()
 	}
-	var h httpmsg.Head
-	h.Status = status
-	h.Fields = append(h.Fields, httpmsg.Field{Name: []byte("content-length"), Value: []byte("0")})
-	c.out = http1.AppendResponse(c.out, &h, http1.None, http1.ResponseOptions{Close: true, Minor: 1})
+	h := httpmsg.Head{Status: 400, Fields: refusedType[:]}
+	text := ""
+	var he *http1.Error
+	if errors.As(err, &he) {
+		h.Status, text = he.Status, he.Reason+"\n"
+	}
+	h.Length = int64(len(text))
+	c.out = http1.AppendResponse(c.out, &h, http1.Length, http1.ResponseOptions{Close: true, Head: c.isHead, Minor: 1})
+	if !c.isHead {
+		c.out = append(c.out, text...)
+	}
 	c.r, c.w = 0, 0
 	c.closing = true
 	c.l.Arm(&c.timer, c, idleDown) // should the answer not get out
 	c.mark()
+	return h.Status
 }
 
 // next makes ready for another request once both messages are complete.

@@ -11,6 +11,9 @@ import (
 // zero value is ready. Between heads it holds nothing.
 type Parser struct {
 	Limits Limits
+	// Blank: the empty line that may stand before a request (RFC 9112 2.2) has been
+	// taken from the stream, so a further one is refused. The end of the head clears it.
+	Blank bool
 
 	// Where the search for the end of the present head stands.
 	phase  phase
@@ -107,10 +110,10 @@ func (p *Parser) scan(b []byte, response bool) (int, *fault) {
 func (p *Parser) requestLine(b []byte) *fault {
 	i := int(p.pos)
 	if p.phase == atStart {
-		if len(b) == 0 || b[0] == '\r' && len(b) == 1 {
+		if len(b) == 0 || b[0] == '\r' && len(b) == 1 && !p.Blank {
 			return nil
 		}
-		if b[0] == '\r' {
+		if b[0] == '\r' && !p.Blank {
 			if b[1] != '\n' {
 				return badCR
 			}

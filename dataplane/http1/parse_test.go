@@ -409,6 +409,31 @@ func TestLimits(t *testing.T) {
 	})
 }
 
+// An empty line that its driver took from the stream is the one that may be.
+func TestBlank(t *testing.T) {
+	const get = "GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+	for _, tt := range []struct {
+		in   string
+		want *fault // nil: accepted
+	}{
+		{get, nil},
+		{"\r", badMethod},
+		{"\r\n" + get, badMethod},
+	} {
+		p := Parser{Blank: true}
+		var h httpmsg.Head
+		switch n, _, err := p.Request([]byte(tt.in), &h); {
+		case tt.want == nil && (n != len(tt.in) || err != nil):
+			t.Errorf("%q: n %d, %v", tt.in, n, err)
+		case tt.want != nil && err != error(&tt.want.request):
+			t.Errorf("%q: %v, want %v", tt.in, err, tt.want.request.Reason)
+		}
+		if n, _, err := p.Request([]byte("\r\n"+get), &h); n != len(get)+2 || err != nil {
+			t.Errorf("the next head: n %d, %v", n, err)
+		}
+	}
+}
+
 // A head that arrives a byte at a time is looked at once, not once a byte.
 func TestResume(t *testing.T) {
 	in := []byte("GET /" + strings.Repeat("t", 9000) + " HTTP/1.1\r\nHost: a\r\nX: " + strings.Repeat("v", 40000) + "\r\n\r\n")

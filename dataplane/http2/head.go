@@ -103,7 +103,7 @@ func markPseudo(name, value []byte) uint8 {
 	case ":path":
 		mark = markPath
 		for _, c := range value {
-			valid = valid && c > ' ' && c != 0x7f
+			valid = valid && c > ' ' && c != 0x7f && c != '#' // a fragment is not sent, and readers differ on one (as http1)
 		}
 		valid = valid && (value[0] == '/' || string(value) == "*")
 	case ":protocol":

@@ -454,6 +454,7 @@ func TestRequests(t *testing.T) {
 		{fields: []string{":method", "GET", ":scheme", "http", ":path", "x", ":authority", "a"}, want: malformed},
 		{fields: []string{":method", "GET", ":scheme", "http", ":path", "http://b/", ":authority", "a"}, want: malformed},
 		{fields: []string{":method", "GET", ":scheme", "http", ":path", "/a b", ":authority", "a"}, want: malformed},
+		{fields: []string{":method", "GET", ":scheme", "http", ":path", "/a#b", ":authority", "a"}, want: malformed},
 		{fields: []string{":method", "GET", ":scheme", "http", ":path", "/ HTTP/1.1\r\nx: y", ":authority", "a"}, want: malformed},
 		{fields: []string{":method", "GET", ":scheme", "http", ":path", "*", ":authority", "a"}, want: malformed},
 		{fields: []string{":method", "OPTIONS", ":scheme", "http", ":path", "*", ":authority", "a"}, want: "OPTIONS http://a* len=0 end"},

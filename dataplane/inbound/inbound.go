@@ -286,7 +286,8 @@ func (in *Inbound) Request(x *exchange.Exchange) {
 			return
 		}
 		x.Req.Del("x-aether-outcome")
-		x.Req.Set(hdrXFCC, c.xfcc)
+		x.Req.DelLike("x-forwarded-client-cert") // a caller's own, in any spelling that an application may take for ours
+		x.Req.Add(hdrXFCC, c.xfcc)
 		in.deliver(x, c, rq)
 	case decide.Reply, decide.Refuse:
 		in.reply(x, rq, rq.v.Status, rq.v.Text, strconv.Itoa(rq.v.Status), "-", rq.v.Reason.String())

@@ -21,9 +21,10 @@ import (
 )
 
 const (
-	idleLimit = 5 * time.Minute // of a connection that says nothing to a port that must be HTTP
-	dialLimit = 2 * time.Second // of a passthrough connect (contract 4.7)
-	firstRead = 4 << 10
+	idleLimit  = 5 * time.Minute  // of a connection that says nothing to a port that must be HTTP
+	beginLimit = 15 * time.Second // from the first byte until the bytes say what they are, on a port that must be HTTP; elsewhere bytes that dribble in
+	dialLimit  = 2 * time.Second  // of a passthrough connect (contract 4.7)
+	firstRead  = 4 << 10
 
 	recordHandshake = 22 // ContentType of a TLS record that holds a ClientHello (RFC 8446 5.1)
 )
@@ -38,6 +39,7 @@ type sniffer struct {
 	buf   []byte
 	state sniff.State
 	timer reactor.Timer
+	until int64 // what it is must be known by then; 0: the client has not begun
 	race  *racer
 	done  bool
 	last  bool // no more bytes are waited for
@@ -154,8 +156,15 @@ func (s *sniffer) read() {
 		if first {
 			s.buf = append(make([]byte, 0, max(firstRead, len(s.buf))), s.buf...)
 		}
-		if s.race == nil && s.v.Wait != 0 {
-			l.Arm(&s.timer, s, int64(s.v.Wait)) // the client has begun: it may finish
+		if first {
+			s.until = l.Now() + int64(beginLimit)
+		}
+		if s.race == nil { // the client has begun: it may finish, but not take for ever
+			d := s.until - l.Now()
+			if s.v.Wait != 0 {
+				d = min(d, int64(s.v.Wait))
+			}
+			l.Arm(&s.timer, s, max(d, 1))
 		}
 	}
 }

@@ -38,7 +38,7 @@ type unrecorded struct{ *Outbound }
 func (unrecorded) Done(*exchange.Exchange) {}
 
 // TestLocalAnswers: what Outbound answers by itself, with no endpoint that it could dial.
-func TestLocalAnswers(t *testing.T) {
+func TestLocalAnswers(t *testing.T) { // case 193
 	m := modeltest.Mesh(t, `
 service shop/cart 10.96.0.1
 pods shop/cart 8080,9090

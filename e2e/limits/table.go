@@ -91,6 +91,7 @@ var bounds = []bound{
 
 	{"dataplane/outbound", "keepScratch", "bytes a request", "a request's memory for rewritten targets is left to the garbage collector when it is larger"},
 	{"dataplane/outbound", "idleLimit", "time", "a captured connection that says nothing, to a port that must be HTTP, is closed"},
+	{"dataplane/outbound", "beginLimit", "time", "a captured connection whose first bytes do not say by then what they are is taken for no HTTP; on the proxy port it is HTTP/1, for which `headTime` begins"},
 	{"dataplane/outbound", "dialLimit", "time", "the connect of a passed-through connection counts as failed: the client is reset"},
 	{"dataplane/outbound", "keepSniffers", "sniffers a loop", "one given back is left to the garbage collector"},
 
