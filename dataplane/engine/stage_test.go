@@ -246,12 +246,12 @@ func (s *svc) Failed(x *exchange.Exchange, c exchange.Code) {
 }
 
 func (s *svc) Done(x *exchange.Exchange) {
+	defer s.done.Add(1) // who waits for it looks at last
 	if s.silent {
 		return
 	}
 	how := fmt.Sprintf("%s %s %d", x.Ended, x.Code, x.Status)
 	s.last.Store(&how)
-	s.done.Add(1) // last: who waits for it looks at last
 }
 
 // clock is a test's clock for Config.Now.
