@@ -10,6 +10,8 @@ TEST_TIMEOUT ?= 20m
 # Questions of soak-decide, and its seed (0: from the clock).
 CASES        ?= 1000000
 SEED         ?= 0
+# Relays that relays opens: at 9,000 the test's own limit of 20,000 files is near.
+RELAYS       ?= 6000
 
 START := $(shell date +%s)
 
@@ -69,6 +71,10 @@ fuzz: ## Run every fuzz target, FUZZTIME times each (20000x)
 .PHONY: soak-decide
 soak-decide: ## Hold decisions against the reference, CASES times (1000000); SEED repeats a run
 	go test -count=1 -timeout 0 -v ./dataplane/decide/reference -run '^TestSoak$$' -cases $(CASES) -seed $(SEED)
+
+.PHONY: relays
+relays: setup ## Open RELAYS raw-TCP relays at once (6000; the tests: 1,500) and see them gone again (root)
+	AETHER_RELAYS=$(RELAYS) go test -count=1 -timeout $(TEST_TIMEOUT) -v ./e2e/netns -run '^TestOpenRelays$$'
 
 .PHONY: bench
 bench: setup ## Compare with the peers side by side, shortly (root)

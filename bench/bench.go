@@ -63,6 +63,7 @@ const (
 	serviceHost = "b.demo.aether.internal:8080"
 	trustDomain = "rig.test"
 	bannerPort  = 2525
+	outsidePort = 9100
 	// stepTimeout bounds one start or one measurement.
 	stepTimeout = 2 * time.Minute
 )
@@ -82,7 +83,10 @@ var phases = []phase{
 	{name: "bench=saturation", rounds: size.load, run: saturation},
 	{name: "bench=rate", rounds: size.load, run: fixedRate},
 	{name: "bench=close", rounds: size.load, run: closeEach, skip: []string{"floor"}},
-	{name: "bench=tcp", rounds: size.load, run: rawTCP, skip: []string{"floor"}},
+	{name: "bench=tcp", rounds: size.load, run: rawTCP("download", 1), skip: []string{"floor"}},
+	{name: "bench=tcp16", rounds: size.load, run: rawTCP("download", 16), skip: []string{"floor"}},
+	{name: "bench=tcpup", rounds: size.load, run: rawTCP("upload", 1), skip: []string{"floor"}},
+	{name: "bench=pass", rounds: size.load, run: passthrough, skip: []string{"haproxy", "floor"}},
 	{name: "bench=idle", rounds: func(z size) int { return z.idleRounds }, run: idleConns, skip: []string{"direct", "floor"}},
 	{name: "bench=first", rounds: func(size) int { return 3 }, run: serverFirst, skip: []string{"haproxy", "floor"}},
 }
@@ -250,7 +254,10 @@ func (s *suite) newSite(ctx context.Context, root string, v variant) (_ *site, e
 	if _, err := r.StartProcess(&site.B.Space, "source", load, "source", "-addr", "0.0.0.0:9000"); err != nil {
 		return nil, err
 	}
-	// What speaks first stands outside the mesh: on the other node, in no pod.
+	// What is outside the mesh stands on the other node, in no pod.
+	if _, err := r.StartProcess(&r.Nodes[1].Space, "outside", load, "source", "-addr", "0.0.0.0:"+strconv.Itoa(outsidePort)); err != nil {
+		return nil, err
+	}
 	if _, err := r.StartProcess(&r.Nodes[1].Space, "banner", load, "banner", "-addr", "0.0.0.0:"+strconv.Itoa(bannerPort)); err != nil {
 		return nil, err
 	}

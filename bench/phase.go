@@ -87,23 +87,37 @@ func closeEach(ctx context.Context, z *suite, s *site) (sample, error) {
 	})
 }
 
-// rawTCP: one stream through the declared raw-TCP port, from destination to source.
-func rawTCP(ctx context.Context, z *suite, s *site) (sample, error) {
-	return s.with(ctx, workTCP, func(p pair) (sample, error) {
-		got := sample{}
-		var d struct {
-			Bytes   float64 `json:"bytes"`
-			Seconds float64 `json:"seconds"`
-		}
-		err := p.cost(got, "s/GB", func() (float64, error) {
-			err := s.load(ctx, &d, "download", "-addr", s.target(9000).String(), "-bytes", strconv.FormatInt(z.bytes, 10))
-			return d.Bytes / 1e9, err
+// rawTCP moves bytes through the declared raw-TCP port: how is load's command, download (from destination to source) or upload.
+func rawTCP(how string, streams int) func(context.Context, *suite, *site) (sample, error) {
+	return func(ctx context.Context, z *suite, s *site) (sample, error) {
+		return s.with(ctx, workTCP, func(p pair) (sample, error) {
+			return s.transfer(ctx, p, z.bytes, how, s.target(9000), streams)
 		})
-		if err == nil {
-			got["Gbit/s"] = d.Bytes * 8 / 1e9 / d.Seconds
-		}
-		return got, err
+	}
+}
+
+// passthrough moves bytes from a server outside the mesh: there is no destination's proxy.
+func passthrough(ctx context.Context, z *suite, s *site) (sample, error) {
+	return s.with(ctx, workTCP, func(p pair) (sample, error) {
+		p.b = nil
+		return s.transfer(ctx, p, z.bytes, "download", netip.AddrPortFrom(s.rig.Nodes[1].IP4, outsidePort), 1)
 	})
+}
+
+func (s *site) transfer(ctx context.Context, p pair, n int64, how string, to netip.AddrPort, streams int) (sample, error) {
+	got := sample{}
+	var d struct {
+		Bytes   float64 `json:"bytes"`
+		Seconds float64 `json:"seconds"`
+	}
+	err := p.cost(got, "s/GB", func() (float64, error) {
+		err := s.load(ctx, &d, how, "-addr", to.String(), "-bytes", strconv.FormatInt(n, 10), "-streams", strconv.Itoa(streams))
+		return d.Bytes / 1e9, err
+	})
+	if err == nil {
+		got["Gbit/s"] = d.Bytes * 8 / 1e9 / d.Seconds
+	}
+	return got, err
 }
 
 // idleConns: what 10,000 captured connections, each idle after one request, cost the source's proxy.
@@ -170,8 +184,10 @@ func (s *site) warm(ctx context.Context) error {
 // in seconds, as "A-<unit>" and "B-<unit>".
 func (p pair) cost(into sample, unit string, f func() (float64, error)) error {
 	procs := map[string]*rig.Proc{}
-	if p.a != nil {
-		procs["A-"+unit], procs["B-"+unit] = p.a, p.b
+	for name, proc := range map[string]*rig.Proc{"A-" + unit: p.a, "B-" + unit: p.b} {
+		if proc != nil {
+			procs[name] = proc
+		}
 	}
 	before := map[string]time.Duration{}
 	for name, proc := range procs {

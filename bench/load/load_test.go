@@ -178,20 +178,27 @@ func listen(t *testing.T, handle func(net.Conn) error) netip.AddrPort {
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 
-func TestDownload(t *testing.T) {
+func TestTransfer(t *testing.T) {
 	to := listen(t, source)
-	for _, n := range []int64{1, 1000, 10 << 20} {
-		d, err := download(to, n)
-		if err != nil || d.Bytes != n || d.Seconds <= 0 {
-			t.Errorf("%d bytes: %+v, %v", n, d, err)
+	for _, up := range []bool{false, true} {
+		for _, n := range []int64{16, 1000, 10 << 20} {
+			for _, streams := range []int{1, 16} {
+				d, err := transfer(to, n, streams, up)
+				if err != nil || d.Bytes != n || d.Seconds <= 0 {
+					t.Errorf("up %v, %d bytes, %d streams: %+v, %v", up, n, streams, d, err)
+				}
+			}
 		}
 	}
 	short := listen(t, func(c net.Conn) error {
 		_, err := c.Write(make([]byte, 10))
 		return err
 	})
-	if _, err := download(short, 1000); err == nil || !strings.Contains(err.Error(), "of 1000") {
+	if _, err := transfer(short, 1000, 1, false); err == nil || !strings.Contains(err.Error(), "of 1000") {
 		t.Errorf("cut short: %v", err)
+	}
+	if _, err := transfer(short, 1<<30, 1, true); err == nil {
+		t.Error("nobody took the upload, no error")
 	}
 }
 
@@ -236,6 +243,7 @@ func TestArguments(t *testing.T) {
 	for _, args := range [][]string{
 		nil, {"fly", "-addr", "127.0.0.1:1"}, {"rate"}, {"rate", "-addr", "localhost:80"},
 		{"rate", "-addr", "127.0.0.1:1", "-qps", "0"}, {"rate", "-addr", "127.0.0.1:1", "-conns", "20000"},
+		{"download", "-addr", "127.0.0.1:1", "-streams", "0"}, {"upload", "-addr", "127.0.0.1:1", "-bytes", "3", "-streams", "4"},
 	} {
 		if err := start(args); err == nil {
 			t.Errorf("%q: no error", args)

@@ -92,52 +92,107 @@ func quiet(c net.Conn) error {
 	return errors.New("bytes came that nobody asked for")
 }
 
-// Download is what download measured.
-type Download struct {
+// Transfer is what transfer measured.
+type Transfer struct {
 	Bytes   int64   `json:"bytes"`
 	Seconds float64 `json:"seconds"`
 }
 
-// download asks source for n bytes (eight bytes, big-endian, client first) and reads them.
-func download(to netip.AddrPort, n int64) (*Download, error) {
-	c, err := net.DialTimeout("tcp", to.String(), dialTimeout)
+// upward is the bit of what a source is asked that says that the bytes go to it.
+const upward = 1 << 63
+
+// transfer moves n bytes over so many connections at once, from source or to it. Eight bytes, client first, say how many a
+// connection (big-endian, with upward); the receiver of an upload answers its end with one byte.
+func transfer(to netip.AddrPort, n int64, streams int, up bool) (*Transfer, error) {
+	start := time.Now()
+	errs := make(chan error, streams)
+	for i := range int64(streams) {
+		share := n / int64(streams)
+		if i == 0 {
+			share += n % int64(streams)
+		}
+		go func() { errs <- one(to, share, up) }()
+	}
+	var err error
+	for range streams {
+		err = errors.Join(err, <-errs)
+	}
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
-	c.SetDeadline(time.Now().Add(ioTimeout))
-	start := time.Now()
-	if _, err := c.Write(binary.BigEndian.AppendUint64(nil, uint64(n))); err != nil {
-		return nil, err
-	}
-	buf := make([]byte, 256<<10)
-	var got int64
-	for got < n {
-		k, err := c.Read(buf)
-		got += int64(k)
-		if err != nil {
-			return nil, fmt.Errorf("after %d of %d bytes: %w", got, n, err)
-		}
-	}
-	return &Download{Bytes: got, Seconds: time.Since(start).Seconds()}, nil
+	return &Transfer{Bytes: n, Seconds: time.Since(start).Seconds()}, nil
 }
 
-// source answers one download and waits for the client to close.
+// one is one connection of a transfer.
+func one(to netip.AddrPort, n int64, up bool) error {
+	c, err := net.DialTimeout("tcp", to.String(), dialTimeout)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(ioTimeout))
+	ask := uint64(n)
+	if up {
+		ask |= upward
+	}
+	if _, err := c.Write(binary.BigEndian.AppendUint64(nil, ask)); err != nil {
+		return err
+	}
+	buf := make([]byte, 256<<10)
+	if !up {
+		return receive(c, n, buf)
+	}
+	if err := give(c, n, buf); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(c, buf[:1])
+	return err
+}
+
+// receive reads n bytes.
+func receive(c net.Conn, n int64, buf []byte) error {
+	for got := int64(0); got < n; {
+		k, err := c.Read(buf)
+		got += int64(k)
+		if err != nil && got < n {
+			return fmt.Errorf("after %d of %d bytes: %w", got, n, err)
+		}
+	}
+	return nil
+}
+
+// give writes n bytes.
+func give(c net.Conn, n int64, buf []byte) error {
+	for left := n; left > 0; {
+		k, err := c.Write(buf[:min(left, int64(len(buf)))])
+		left -= int64(k)
+		if err != nil {
+			return fmt.Errorf("after %d of %d bytes: %w", n-left, n, err)
+		}
+	}
+	return nil
+}
+
+// source serves one connection of a transfer and waits for the client to close.
 func source(c net.Conn) error {
 	var ask [8]byte
 	if _, err := io.ReadFull(c, ask[:]); err != nil {
 		return err
 	}
-	left := int64(binary.BigEndian.Uint64(ask[:]))
+	n := binary.BigEndian.Uint64(ask[:])
 	buf := make([]byte, 256<<10)
-	for left > 0 {
-		k, err := c.Write(buf[:min(left, int64(len(buf)))])
-		left -= int64(k)
-		if err != nil {
-			return err
+	var err error
+	if n&upward != 0 {
+		if err = receive(c, int64(n&^upward), buf); err == nil {
+			_, err = c.Write(buf[:1])
 		}
+	} else {
+		err = give(c, int64(n), buf)
 	}
-	_, err := io.Copy(io.Discard, c)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, c)
 	return err
 }
 

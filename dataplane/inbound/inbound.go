@@ -159,7 +159,7 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 	}
 	rec := h.Record()
 	if c.v.Class == model.TCP {
-		in.relay(c, tc, rec)
+		in.relay(l, c, tc, rec)
 		return
 	}
 	h2 := h.ALPN == "h2"
@@ -225,7 +225,7 @@ func peek(tc *net.TCPConn, rec record.Conn) (first []byte, h2 bool, err error) {
 }
 
 // relay delivers a raw-TCP port.
-func (in *Inbound) relay(c *conn, tc *net.TCPConn, rec record.Conn) {
+func (in *Inbound) relay(l *engine.Loop, c *conn, tc *net.TCPConn, rec record.Conn) {
 	p := c.pod
 	ctx, cancel := context.WithTimeout(p.Context, connectLimit)
 	app, err := p.Sockets.Connect(ctx, appAddr(c.v.Port))
@@ -236,16 +236,20 @@ func (in *Inbound) relay(c *conn, tc *net.TCPConn, rec record.Conn) {
 		c.record(0, 0, "server", "connect")
 		return
 	}
-	defer in.Relays.Add(c.state(tc))()
-	r := relay.TLS(p.Context, app, tc, rec, nil, relay.Options{})
-	ended := "proxy"
-	switch r.First {
-	case relay.A:
-		ended = "server"
-	case relay.B:
-		ended = "client"
-	}
-	c.record(r.BtoA, r.AtoB, ended, r.Cause())
+	// In a goroutine of its own: this one has grown a stack of many kilobytes for the
+	// handshake, which an idle relay would keep.
+	l.Go(func() {
+		defer in.Relays.Add(c.state(tc))()
+		r := relay.TLS(p.Context, app, tc, rec, nil, relay.Options{})
+		ended := "proxy"
+		switch r.First {
+		case relay.A:
+			ended = "server"
+		case relay.B:
+			ended = "client"
+		}
+		c.record(r.BtoA, r.AtoB, ended, r.Cause())
+	})
 }
 
 func appAddr(port uint16) netip.AddrPort {

@@ -310,6 +310,9 @@ func (s *sniffer) drop(abort bool) {
 		return
 	}
 	s.done = true
+	if abort && s.race != nil && s.race.fd >= 0 {
+		_ = socket.SetLinger0(s.race.fd) // who was dialled sees the reset too
+	}
 	s.stopRace()
 	l := s.c.st.l
 	l.Disarm(&s.timer)
@@ -505,8 +508,10 @@ func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, f
 			c.record(v, snap, connEnd{ended: "server", cause: "connect"})
 			return
 		}
-		defer c.o.Relays.Add(c.state(a.RemoteAddr(), ""))()
-		c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, relay.Options{}))
+		c.relay(func() {
+			defer c.o.Relays.Add(c.state(a.RemoteAddr(), ""))()
+			c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, relay.Options{}))
+		})
 	})
 }
 
@@ -542,10 +547,17 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 			refuse(string(meshhop.ReasonOf(err)))
 			return
 		}
-		defer c.o.Relays.Add(c.state(a.RemoteAddr(), e.SPIFFEID))()
-		c.recordRelay(v, snap, e, relay.TLS(c.pod.Context, a, s.Conn, s.Record(), first, relay.Options{}))
+		hop, rec := s.Conn, s.Record()
+		c.relay(func() {
+			defer c.o.Relays.Add(c.state(a.RemoteAddr(), e.SPIFFEID))()
+			c.recordRelay(v, snap, e, relay.TLS(c.pod.Context, a, hop, rec, first, relay.Options{}))
+		})
 	})
 }
+
+// relay runs f, which lasts as long as the connection, in a goroutine of its own: the one that dialled and shook
+// hands has grown a stack of many kilobytes for it, which an idle relay would keep.
+func (c *conn) relay(f func()) { c.st.l.Go(f) }
 
 func clone(b []byte) []byte {
 	if len(b) == 0 {

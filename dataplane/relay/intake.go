@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -16,14 +17,22 @@ import (
 // one to seal with what any suite adds.
 const slotLen = record.MaxRecord
 
+// How many buffers of a size are in use at once, on the whole node.
+const (
+	most64k  = 512
+	most256k = 128
+	most512k = 64
+)
+
 // sizes are the buffers a direction grows through while its reads fill them: 16
-// KiB while little moves, then 64, then 256. Beyond limit buffers of a size
-// in use at once, on the whole node, a direction makes do with the next smaller
-// one, so that slow readers cannot hold much memory: 32 MiB of each at most.
+// KiB while little moves, then 64, 256 and 512. Beyond limit buffers of a size
+// in use at once a direction makes do with the next smaller one, so that slow
+// readers cannot hold much memory: 32 MiB of each at most.
 var sizes = [...]*size{
 	{slots: 1, limit: 1 << 62},
-	{slots: 4, limit: 512},
-	{slots: 16, limit: 128},
+	{slots: 4, limit: most64k},
+	{slots: 16, limit: most256k},
+	{slots: 32, limit: most512k},
 }
 
 type size struct {
@@ -33,14 +42,85 @@ type size struct {
 	pool  sync.Pool
 }
 
+// maxVec is how many pieces go into one readv or writev.
+const maxVec = 64 // 32 at least: the places of the largest buffer
+
 // buffer has one owner, who calls put exactly once.
 type buffer struct {
 	b    []byte
 	size *size
+	turn *turn // of the direction that works with it; nil: it needs none
+
+	vec  [maxVec]unix.Iovec    // of the next readv, or of the writev under way
+	left []unix.Iovec          // of vec: what send has not written yet
+	sent int64                 // what it has
+	err  error                 // what stopped it
+	emit func(fd uintptr) bool // writes left; made once
 }
 
-// take returns a buffer of the level's size, or of a smaller one.
-func take(level int) *buffer {
+func newBuffer(s *size) *buffer {
+	b := &buffer{b: make([]byte, s.slots*slotLen), size: s}
+	b.emit = func(fd uintptr) bool {
+		b.turn.take()
+		for len(b.left) > 0 {
+			n, err := writev(fd, b.left)
+			switch err {
+			case nil:
+				b.advance(n)
+			case syscall.EINTR:
+			case syscall.EAGAIN:
+				b.turn.give()
+				return false
+			default:
+				b.err = err
+				return true
+			}
+		}
+		return true
+	}
+	return b
+}
+
+// piece makes p the piece i of the next send. It must stay as it is until then.
+func (b *buffer) piece(i int, p []byte) {
+	b.vec[i].Base = unsafe.SliceData(p)
+	b.vec[i].SetLen(len(p))
+}
+
+// advance takes the first n bytes off what is left.
+func (b *buffer) advance(n int) {
+	b.sent += int64(n)
+	for n > 0 {
+		v := &b.left[0]
+		if uint64(n) < v.Len {
+			v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), n))
+			v.Len -= uint64(n)
+			return
+		}
+		n -= int(v.Len)
+		b.left = b.left[1:]
+	}
+}
+
+// send writes the first n pieces to e, waiting where e takes no more, and adds to
+// total what was written.
+func (b *buffer) send(e *end, n int, total *int64) error {
+	b.left, b.sent, b.err = b.vec[:n], 0, nil
+	err := e.raw.Write(b.emit)
+	clear(b.vec[:n]) // what they point to is not kept alive from here
+	b.left = nil
+	*total += b.sent
+	if err == nil {
+		err = b.err
+	}
+	if err != nil {
+		return &sideError{e.side, fmt.Errorf("relay: write: %w", err)}
+	}
+	return nil
+}
+
+// take returns a buffer of the level's size, or of a smaller one, for work in that turn.
+func take(level int, t *turn) *buffer {
 	s := sizes[level]
 	for s.inUse.Add(1) > s.limit {
 		s.inUse.Add(-1)
@@ -48,10 +128,12 @@ func take(level int) *buffer {
 		s = sizes[level]
 	}
 	if b, ok := s.pool.Get().(*buffer); ok {
-		b.size = s
+		b.size, b.turn = s, t
 		return b
 	}
-	return &buffer{b: make([]byte, s.slots*slotLen), size: s}
+	b := newBuffer(s)
+	b.turn = t
+	return b
 }
 
 func (b *buffer) put() {
@@ -59,44 +141,46 @@ func (b *buffer) put() {
 	if s == nil {
 		panic("relay: buffer put twice")
 	}
-	b.size = nil
+	b.size, b.turn = nil, nil
 	s.inUse.Add(-1)
 	s.pool.Put(b)
 }
 
 // filler reads once from fd into b. It answers as read(2) does.
 type filler interface {
-	fill(fd int, b []byte) (int, error)
+	fill(fd uintptr, b *buffer) (int, error)
 	room(b []byte) int // what fill can give at most
 }
 
 // plainFill reads into the buffer from its beginning.
 type plainFill struct{}
 
-func (plainFill) fill(fd int, b []byte) (int, error) { return unix.Read(fd, b) }
-func (plainFill) room(b []byte) int                  { return len(b) }
+func (plainFill) fill(fd uintptr, b *buffer) (int, error) { return read(fd, b.b) }
+func (plainFill) room(b []byte) int                       { return len(b) }
 
-// intake reads from one connection. It takes a buffer only when there is
-// something to read.
+// intake reads from one connection. It takes a buffer, and a turn, only when there
+// is something to read.
 type intake struct {
 	src   *end
 	how   filler
 	level int
 	ready func(fd uintptr) bool // made once
 
-	buf *buffer // held from read to release
-	n   int
-	err error
+	turn turn    // held from read to release, but for waits
+	buf  *buffer // held from read to release
+	n    int
+	err  error
 }
 
 func newIntake(src *end, how filler) *intake {
 	in := &intake{src: src, how: how}
 	in.ready = func(fd uintptr) bool {
+		in.turn.take()
 		if in.buf == nil {
-			in.buf = take(in.level)
+			in.buf = take(in.level, &in.turn)
 		}
 		for {
-			in.n, in.err = in.how.fill(int(fd), in.buf.b)
+			in.n, in.err = in.how.fill(fd, in.buf)
 			if in.err != syscall.EINTR {
 				break
 			}
@@ -122,6 +206,15 @@ func (in *intake) read() ([]byte, error) {
 	return in.buf.b[:in.n], nil
 }
 
+// send writes p, of the buffer that read filled, to dst.
+func (in *intake) send(dst *end, p []byte, total *int64) error {
+	if len(p) == 0 {
+		return nil
+	}
+	in.buf.piece(0, p)
+	return in.buf.send(dst, 1, total)
+}
+
 // adapt lets the next buffer be larger when this one was filled, and smaller when
 // it was mostly empty.
 func (in *intake) adapt() {
@@ -133,12 +226,13 @@ func (in *intake) adapt() {
 	}
 }
 
-// release gives the buffer back; without one it does nothing.
+// release gives buffer and turn back, those that there are.
 func (in *intake) release() {
 	if in.buf != nil {
 		in.buf.put()
 		in.buf = nil
 	}
+	in.turn.give()
 }
 
 // spliceWorth is how many bytes a splice must move to be cheaper than a copy.
@@ -150,8 +244,10 @@ const pipeLen = 1 << 20
 
 var errNoPipe = errors.New("relay: no pipe")
 
-// pipes keeps empty pipes for the next splice: 64 idle ones at most.
-var pipes = make(chan *pipe, 64)
+const keepPipes = 64
+
+// pipes keeps empty pipes for the next splice.
+var pipes = make(chan *pipe, keepPipes)
 
 type pipe struct{ r, w int }
 
@@ -188,22 +284,23 @@ type splicer struct {
 	src, dst   *end
 	fill, emit func(fd uintptr) bool // made once
 
+	turn turn
 	pipe *pipe
 	n    int64 // in the pipe
 	err  error
 }
 
 func newSplicer(src, dst *end) *splicer {
-	const flags = unix.SPLICE_F_MOVE | unix.SPLICE_F_NONBLOCK
 	s := &splicer{src: src, dst: dst}
 	s.fill = func(fd uintptr) bool {
+		s.turn.take()
 		if s.pipe == nil {
 			if s.pipe, s.err = takePipe(); s.err != nil {
 				return true
 			}
 		}
 		for {
-			s.n, s.err = unix.Splice(int(fd), nil, s.pipe.w, nil, pipeLen, flags)
+			s.n, s.err = splice(fd, uintptr(s.pipe.w), pipeLen)
 			if s.err != syscall.EINTR {
 				break
 			}
@@ -211,18 +308,21 @@ func newSplicer(src, dst *end) *splicer {
 		if s.err == syscall.EAGAIN { // the pipe is empty, so it is the socket that has nothing
 			s.pipe.put()
 			s.pipe = nil
+			s.turn.give()
 			return false
 		}
 		return true
 	}
 	s.emit = func(fd uintptr) bool {
+		s.turn.take()
 		for s.n > 0 {
-			m, err := unix.Splice(s.pipe.r, nil, int(fd), nil, int(s.n), flags)
+			m, err := splice(uintptr(s.pipe.r), fd, int(s.n))
 			switch err {
 			case nil:
 				s.n -= m
 			case syscall.EINTR:
 			case syscall.EAGAIN:
+				s.turn.give()
 				return false
 			default:
 				s.err = err
@@ -237,6 +337,7 @@ func newSplicer(src, dst *end) *splicer {
 // move waits for bytes of src and moves what is there to dst, adding to total. It
 // returns how many came; 0 and no error: src's end. errNoPipe: nothing was moved.
 func (s *splicer) move(total *int64) (int, error) {
+	defer s.turn.give()
 	if err := s.src.raw.Read(s.fill); err != nil {
 		return 0, &sideError{s.src.side, fmt.Errorf("relay: read: %w", err)}
 	}

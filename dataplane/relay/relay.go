@@ -121,6 +121,10 @@ type end struct {
 	*net.TCPConn
 	side Side
 	raw  syscall.RawConn
+
+	mu     sync.Mutex
+	shut   bool  // we have ended our direction: TCP_CLOSE may be the end of both
+	failed error // what the patrol was told
 }
 
 // run is one relay under way.
@@ -238,20 +242,47 @@ func (r *run) patrol() (stop func()) {
 // wasReset is the error of a connection that was reset, or given up by the
 // kernel. A connection whose two directions have ended in order has none, though
 // bytes may still wait in it to be read.
-func (e *end) wasReset() (err error) {
-	const closed = 7 // TCP_CLOSE
-	cerr := e.raw.Control(func(fd uintptr) {
-		if info, ierr := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); ierr != nil || info.State != closed {
+func (e *end) wasReset() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.raw.Control(func(fd uintptr) { // an error: closed by us, the run is over
+		if !closed(fd) {
 			return
 		}
-		if n, serr := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR); serr == nil && n != 0 {
-			err = syscall.Errno(n)
+		if n, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR); err == nil && n != 0 {
+			e.failed = syscall.Errno(n)
 		}
 	})
-	if cerr != nil {
-		return nil // closed by us: the run is over
+	return e.failed
+}
+
+// closed: the connection is in no state any more.
+func closed(fd uintptr) bool {
+	const tcpClose = 7
+	info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	return err == nil && info.State == tcpClose
+}
+
+// ended is asked when a read has met the connection's end: nil if it is one. The kernel tells of a
+// reset once, to whoever comes first, and that may have been a write or the patrol; all that a read is told then
+// is 0, as behind a FIN.
+func (e *end) ended() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.failed == nil && !e.shut {
+		err := e.raw.Control(func(fd uintptr) {
+			if closed(fd) { // and not by both FINs: ours was never sent
+				e.failed = syscall.ECONNRESET
+			}
+		})
+		if err != nil {
+			e.failed = err // the run was aborted meanwhile
+		}
 	}
-	return err
+	if e.failed != nil {
+		return &sideError{e.side, fmt.Errorf("relay: read: %w", e.failed)}
+	}
+	return nil
 }
 
 // over notes that src has ended in order, before the other side can learn of it.
@@ -350,6 +381,7 @@ func (r *run) copy(src, dst *end, first []byte, total *int64) error {
 		return err
 	}
 	in := newIntake(src, plainFill{})
+	defer in.release()
 	pipe := newSplicer(src, dst)
 	bulk := false
 	for {
@@ -365,7 +397,7 @@ func (r *run) copy(src, dst *end, first []byte, total *int64) error {
 		} else {
 			var b []byte
 			if b, err = in.read(); err == nil {
-				n, err = len(b), send(dst, b, total)
+				n, err = len(b), in.send(dst, b, total)
 				bulk = n == len(in.buf.b) && pipe != nil
 			}
 			in.release()
@@ -374,6 +406,9 @@ func (r *run) copy(src, dst *end, first []byte, total *int64) error {
 			return err
 		}
 		if n == 0 {
+			if err := src.ended(); err != nil {
+				return err
+			}
 			r.over(src)
 			return closeWrite(dst)
 		}
@@ -394,6 +429,9 @@ func send(e *end, b []byte, total *int64) error {
 }
 
 func closeWrite(e *end) error {
+	e.mu.Lock()
+	e.shut = true
+	e.mu.Unlock()
 	if err := e.CloseWrite(); err != nil {
 		return &sideError{e.side, fmt.Errorf("relay: close: %w", err)}
 	}

@@ -79,6 +79,11 @@ var kinds = []string{"plain", "tls std", "tls own", "hop std", "hop"}
 
 func newBed(t testing.TB, kind string, first []byte) *bed {
 	t.Helper()
+	return newBedWith(t, kind, first, Options{})
+}
+
+func newBedWith(t testing.TB, kind string, first []byte, o Options) *bed {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	b := &bed{ended: make(chan Result, 1), cancel: cancel}
 	c, a := tcpPair(t)
@@ -86,7 +91,7 @@ func newBed(t testing.TB, kind string, first []byte) *bed {
 	b.client, b.server = half{c, c}, half{s, s}
 	switch kind {
 	case "plain":
-		go func() { b.ended <- Plain(ctx, a, out, first, Options{}) }()
+		go func() { b.ended <- Plain(ctx, a, out, first, o) }()
 	case "tls std", "tls own":
 		// The server is crypto/tls with our server configuration.
 		m := map[string]record.Maker{"tls std": record.Std, "tls own": record.Own}[kind]
@@ -99,7 +104,7 @@ func newBed(t testing.TB, kind string, first []byte) *bed {
 			t.Fatal(err)
 		}
 		b.server = half{tc, s}
-		go func() { b.ended <- TLS(ctx, a, out, stream.Flip(), first, Options{}) }()
+		go func() { b.ended <- TLS(ctx, a, out, stream.Flip(), first, o) }()
 	case "hop", "hop std":
 		m := record.Own
 		if kind == "hop std" {
@@ -118,7 +123,7 @@ func newBed(t testing.TB, kind string, first []byte) *bed {
 			far <- TLS(context.WithoutCancel(ctx), out, y, ss.Flip(), nil, Options{Patrol: 500 * time.Millisecond})
 		}() // ends with the near one
 		go func() {
-			r := TLS(ctx, a, x, cs.Flip(), first, Options{})
+			r := TLS(ctx, a, x, cs.Flip(), first, o)
 			<-far
 			b.ended <- r
 		}()
@@ -310,6 +315,42 @@ func TestReset(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The kernel tells of a reset once. Whoever is told, the reader, the writer or the patrol, what goes
+// on to the other side is a reset and never an end.
+func TestResetIsNoEnd(t *testing.T) {
+	for kind, runs := range map[string]int{"plain": 150, "tls own": 30} {
+		for _, busy := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, busy %v", kind, busy), func(t *testing.T) {
+				for i := range runs {
+					b := newBedWith(t, kind, nil, Options{Patrol: 20 * time.Microsecond})
+					io.WriteString(b.client, "x")
+					if _, err := io.ReadFull(b.server, make([]byte, 1)); err != nil {
+						t.Fatal(err)
+					}
+					if busy {
+						// One write, which the socket takes whole: a later one would be told of
+						// the reset in place of the read. The relay is at it when the client goes.
+						if _, err := b.server.Write(make([]byte, 200<<10)); err != nil {
+							t.Fatal(err)
+						}
+						if _, err := io.ReadFull(b.client, make([]byte, 100)); err != nil {
+							t.Fatal(err)
+						}
+					}
+					b.client.reset()
+					if n, err := b.server.Read(make([]byte, 1)); n > 0 || err == nil || err == io.EOF {
+						t.Fatalf("run %d: the server read %d bytes and sees %v, want a reset", i, n, err)
+					}
+					b.server.tcp.Close()
+					if r := b.result(t); r.End != Reset || r.First != A {
+						t.Fatalf("run %d: %+v", i, r)
+					}
+				}
+			})
+		}
+	}
 }
 
 // A hop that ends without close_notify may have been cut by somebody else.
@@ -597,7 +638,7 @@ func TestKeyUpdates(t *testing.T) {
 }
 
 func TestBufferPutTwice(t *testing.T) {
-	b := take(0)
+	b := take(0, nil)
 	b.put()
 	defer func() {
 		if recover() == nil {
@@ -610,15 +651,15 @@ func TestBufferPutTwice(t *testing.T) {
 // Beyond a size's share of memory directions get smaller buffers.
 func TestBufferBudget(t *testing.T) {
 	var all []*buffer
-	for range int(sizes[2].limit + sizes[1].limit + 1) {
-		all = append(all, take(2))
+	for range most512k + most256k + most64k + 1 {
+		all = append(all, take(len(sizes)-1, nil))
 	}
 	counts := map[int]int{}
 	for _, b := range all {
 		counts[b.size.slots]++
 		b.put()
 	}
-	if want := fmt.Sprint(map[int]int{16: 128, 4: 512, 1: 1}); fmt.Sprint(counts) != want {
+	if want := fmt.Sprint(map[int]int{32: 64, 16: 128, 4: 512, 1: 1}); fmt.Sprint(counts) != want {
 		t.Errorf("%v, want %s", counts, want)
 	}
 }

@@ -6,11 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
-	"syscall"
 	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"aether/mtls/record"
 )
@@ -43,25 +39,30 @@ type tlsRun struct {
 
 // toHop seals what the plain side says. What one read brought is sent with one write.
 func (t *tlsRun) toHop(first []byte) error {
-	if err := t.sendSealed(first, 0); err != nil {
-		return err
-	}
 	var how filler = plaintextFill{}
 	if t.inPlace != nil {
-		how = &recordFill{}
+		how = recordFill{}
 	}
 	in := newIntake(&t.a, how)
+	defer in.release()
+	if err := t.sendSealed(first, in); err != nil {
+		return err
+	}
+	in.release()
 	for {
 		b, err := in.read()
 		if err == nil {
 			switch {
 			case len(b) == 0:
 				in.release()
+				if err := t.a.ended(); err != nil {
+					return err
+				}
 				return t.closeHop()
 			case t.inPlace != nil:
-				err = t.sendInPlace(in.buf.b, in.n)
+				err = t.sendInPlace(in)
 			default:
-				err = t.sendSealed(b, in.level)
+				err = t.sendSealed(b, in)
 			}
 			in.adapt()
 		}
@@ -73,21 +74,21 @@ func (t *tlsRun) toHop(first []byte) error {
 }
 
 // sendSealed seals b by copying.
-func (t *tlsRun) sendSealed(b []byte, level int) error {
+func (t *tlsRun) sendSealed(b []byte, in *intake) error {
 	if len(b) == 0 {
 		return nil
 	}
-	buf := take(level)
+	buf := take(in.level, &in.turn)
 	defer buf.put()
 	room := buf.size.slots * record.MaxPlain
 	for len(b) > 0 {
 		n := min(len(b), room)
-		if err := t.locked(func() error {
+		if err := t.locked(&in.turn, func() error {
 			out, err := t.rec.Seal(buf.b[:0], b[:n])
 			if err != nil {
-				return t.broken(err)
+				return t.broken(&in.turn, err)
 			}
-			return t.write(out)
+			return t.sendFrom(buf, out)
 		}); err != nil {
 			return err
 		}
@@ -97,11 +98,12 @@ func (t *tlsRun) sendSealed(b []byte, level int) error {
 	return nil
 }
 
-// sendInPlace seals n bytes that recordFill laid into buf.
-func (t *tlsRun) sendInPlace(buf []byte, n int) error {
-	total := n
-	if err := t.locked(func() error {
+// sendInPlace seals what recordFill laid into the buffer.
+func (t *tlsRun) sendInPlace(in *intake) error {
+	buf, n := in.buf, in.n
+	if err := t.locked(&in.turn, func() error {
 		if t.inPlace.Pending() {
+			in.turn.give()
 			if err := t.write(t.inPlace.Take(nil)); err != nil {
 				return err
 			}
@@ -109,37 +111,41 @@ func (t *tlsRun) sendInPlace(buf []byte, n int) error {
 		end := 0
 		for n > 0 {
 			m := min(n, record.MaxPlain)
-			rec, err := t.inPlace.SealRecord(buf[end:], m)
+			rec, err := t.inPlace.SealRecord(buf.b[end:], m)
 			if err != nil {
-				return t.broken(err)
+				return t.broken(&in.turn, err)
 			}
 			n -= m
 			end += len(rec)
 		}
-		return t.write(buf[:end])
+		return t.sendFrom(buf, buf.b[:end])
 	}); err != nil {
 		return err
 	}
-	t.res.AtoB += int64(total)
+	t.res.AtoB += int64(in.n)
 	return nil
 }
 
 // locked runs f with the hop's writing half to itself, then sends what the
 // other direction could not meanwhile.
-func (t *tlsRun) locked(f func() error) error {
-	t.wmu.Lock()
+func (t *tlsRun) locked(w *turn, f func() error) error {
+	if !t.wmu.TryLock() {
+		w.give() // whoever has it may be waiting for the peer
+		t.wmu.Lock()
+	}
 	err := f()
 	t.wmu.Unlock()
 	if err != nil {
 		return err
 	}
-	return t.flush()
+	return t.flush(w)
 }
 
 // flush sends what the record layer itself wants sent. When the writing half is
 // taken, whoever has it flushes afterwards: the reading half never waits for it.
-func (t *tlsRun) flush() error {
+func (t *tlsRun) flush(w *turn) error {
 	for t.rec.Pending() {
+		w.give()
 		if !t.wmu.TryLock() {
 			return nil
 		}
@@ -156,6 +162,14 @@ func (t *tlsRun) flush() error {
 	return nil
 }
 
+// sendFrom writes sealed bytes to the hop, by way of the buffer that they lie in.
+func (t *tlsRun) sendFrom(buf *buffer, sealed []byte) error {
+	var n int64 // not payload
+	buf.piece(0, sealed)
+	return buf.send(&t.b, 1, &n)
+}
+
+// write writes what seldom is: whatever comes in no buffer of ours.
 func (t *tlsRun) write(b []byte) error {
 	if _, err := t.b.Write(b); err != nil {
 		return &sideError{B, fmt.Errorf("relay: write to the hop: %w", err)}
@@ -166,7 +180,7 @@ func (t *tlsRun) write(b []byte) error {
 // closeHop ends the direction to the hop: close_notify, then FIN.
 func (t *tlsRun) closeHop() error {
 	t.over(&t.a)
-	if err := t.locked(func() error {
+	if err := t.locked(nil, func() error {
 		out := t.rec.CloseNotify(nil)
 		t.closed = true
 		return t.write(out)
@@ -181,11 +195,13 @@ func (t *tlsRun) closeHop() error {
 func (t *tlsRun) fromHop() error {
 	in := newIntake(&t.b, plainFill{})
 	defer in.release()
-	out := opener{t: t}
 	for { // the first time for what came behind the handshake
-		done, err := out.drain(in.level)
+		if in.buf == nil {
+			in.buf = take(0, &in.turn)
+		}
+		done, err := t.drain(in)
 		if err == nil {
-			err = t.flush()
+			err = t.flush(&in.turn)
 		}
 		if err != nil {
 			return err
@@ -203,82 +219,78 @@ func (t *tlsRun) fromHop() error {
 			return err
 		}
 		if len(b) == 0 {
+			if err := t.b.ended(); err != nil {
+				return err
+			}
 			return &sideError{B, errTruncated}
 		}
 		t.rec.Feed(b)
 	}
 }
 
-// opener takes plaintext out of a record layer.
-type opener struct {
-	t   *tlsRun
-	vec [64][]byte // of records opened in place
-	buf net.Buffers
-}
-
 // drain opens and sends everything that was fed; done: close_notify came. When it
 // returns, the record layer holds nothing of the caller's.
-func (o *opener) drain(level int) (done bool, err error) {
-	if o.t.inPlace != nil {
-		return o.drainInPlace()
+func (t *tlsRun) drain(in *intake) (done bool, err error) {
+	if t.inPlace != nil {
+		return t.drainInPlace(in.buf)
 	}
-	buf := take(level)
+	buf := take(in.level, &in.turn)
 	defer buf.put()
 	for n := 0; ; {
-		m, err := o.t.rec.Read(buf.b[n:])
+		m, err := t.rec.Read(buf.b[n:])
 		n += m
-		if n == len(buf.b) || err != nil {
-			if werr := send(&o.t.a, buf.b[:n], &o.t.res.BtoA); werr != nil {
+		if n == len(buf.b) || err != nil && n > 0 {
+			buf.piece(0, buf.b[:n])
+			if werr := buf.send(&t.a, 1, &t.res.BtoA); werr != nil {
 				return false, werr
 			}
 			n = 0
 		}
 		if err != nil {
-			return o.t.ended(err)
+			return t.ended(buf.turn, err)
 		}
 	}
 }
 
-func (o *opener) drainInPlace() (done bool, err error) {
+// drainInPlace opens records where they lie, in buf or in the record layer's own memory, and
+// sends them from there.
+func (t *tlsRun) drainInPlace(buf *buffer) (done bool, err error) {
 	for n := 0; ; {
-		b, err := o.t.inPlace.Next()
+		b, err := t.inPlace.Next()
 		if err == nil {
-			o.vec[n] = b
+			buf.piece(n, b)
 			n++
 		}
-		if n == len(o.vec) || err != nil && n > 0 {
-			o.buf = o.vec[:n]
-			m, werr := o.buf.WriteTo(o.t.a.TCPConn) // one writev while the socket takes it
-			o.t.res.BtoA += m
-			clear(o.vec[:n])
-			n = 0
-			if werr != nil {
-				return false, &sideError{A, fmt.Errorf("relay: write: %w", werr)}
+		if n == len(buf.vec) || err != nil && n > 0 {
+			if werr := buf.send(&t.a, n, &t.res.BtoA); werr != nil {
+				return false, werr
 			}
+			n = 0
 		}
 		if err != nil {
-			o.t.inPlace.Feed(nil) // lets go of what Next returned
-			return o.t.ended(err)
+			t.inPlace.Feed(nil) // lets go of what Next returned
+			return t.ended(buf.turn, err)
 		}
 	}
 }
 
 // ended sorts what a record layer answers when it gives no more.
-func (t *tlsRun) ended(err error) (done bool, _ error) {
+func (t *tlsRun) ended(w *turn, err error) (done bool, _ error) {
 	switch err {
 	case record.ErrMore:
 		return false, nil
 	case io.EOF:
 		return true, nil
 	}
-	return false, t.broken(err)
+	return false, t.broken(w, err)
 }
 
 // alertTime is how long a broken hop may take to accept the alert that says so.
 const alertTime = 100 * time.Millisecond
 
 // broken makes err the end of the relay and tells the peer, if that needs no waiting.
-func (t *tlsRun) broken(err error) error {
+func (t *tlsRun) broken(w *turn, err error) error {
+	w.give()
 	if t.rec.Pending() && t.b.SetWriteDeadline(time.Now().Add(alertTime)) == nil {
 		t.b.Write(t.rec.Take(nil)) // the relay is over whether it gets through or not
 	}
@@ -289,28 +301,24 @@ func (t *tlsRun) broken(err error) error {
 type plaintextFill struct{}
 
 func (plaintextFill) room(b []byte) int { return len(b) / slotLen * record.MaxPlain }
-func (f plaintextFill) fill(fd int, b []byte) (int, error) {
-	return unix.Read(fd, b[:f.room(b)])
+func (f plaintextFill) fill(fd uintptr, b *buffer) (int, error) {
+	return read(fd, b.b[:f.room(b.b)])
 }
 
 // stride is the distance of two records sealed in place, one behind the other.
 const stride = record.Head + record.MaxPlain + record.Tail
 
 // recordFill scatters one read over the places where plaintexts are sealed.
-type recordFill struct{ vec [16]unix.Iovec }
+type recordFill struct{}
 
-func (*recordFill) room(b []byte) int { return len(b) / slotLen * record.MaxPlain }
+func (recordFill) room(b []byte) int { return len(b) / slotLen * record.MaxPlain }
 
-func (f *recordFill) fill(fd int, b []byte) (int, error) {
-	slots := len(b) / slotLen
+func (recordFill) fill(fd uintptr, b *buffer) (int, error) {
+	slots := len(b.b) / slotLen
 	for i := range slots {
-		f.vec[i].Base = &b[i*stride+record.Head]
-		f.vec[i].SetLen(record.MaxPlain)
+		b.piece(i, b.b[i*stride+record.Head:][:record.MaxPlain])
 	}
-	n, _, e := syscall.Syscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&f.vec[0])), uintptr(slots))
-	clear(f.vec[:slots]) // the buffer is not kept alive from here
-	if e != 0 {
-		return 0, e
-	}
-	return int(n), nil
+	n, err := readv(fd, b.vec[:slots])
+	clear(b.vec[:slots]) // the buffer is not kept alive from here
+	return n, err
 }

@@ -98,6 +98,12 @@ var bounds = []bound{
 	{"dataplane/inbound", "connectLimit", "time", "the connect to an application's raw-TCP port counts as failed: the caller is reset"},
 	{"dataplane/inbound", "firstLimit", "time", "a verified hop that sends nothing is closed"},
 
+	{"dataplane/relay", "spareProcs", "processors of the scheduler (GOMAXPROCS)", "so many are left to loops and everybody else: directions beyond the rest wait for a turn, which lasts from a read to its last write"},
+	{"dataplane/relay", "most64k", "buffers of 64 KiB in use at once", "a direction that would have one more gets 16 KiB, which every direction with bytes to move has"},
+	{"dataplane/relay", "most256k", "buffers of 256 KiB in use at once", "a direction that would have one more gets 64 KiB"},
+	{"dataplane/relay", "most512k", "buffers of 512 KiB in use at once", "a direction that would have one more gets 256 KiB"},
+	{"dataplane/relay", "maxVec", "pieces of a writev", "further records that one read brought are written by a further call"},
+	{"dataplane/relay", "keepPipes", "empty pipes", "one given back is closed"},
 	{"dataplane/relay", "pipeLen", "bytes of a pipe", "one splice moves at most this much"},
 	{"dataplane/relay", "Options.KeepAlive", "time", "a silent connection is probed; four lost probes, a quarter of this apart, end it"},
 	{"dataplane/relay", "Options.Patrol", "time", "both connections of a relay are looked at this often for a reset that no read or write meets"},
