@@ -80,8 +80,11 @@ type phase struct {
 type sample map[string]float64
 
 var phases = []phase{
-	{name: "bench=saturation", rounds: size.load, run: saturation},
+	{name: "bench=saturation", rounds: size.load, run: saturation("/")},
+	{name: "bench=bodies", rounds: size.load, run: saturation("/64k"), skip: []string{"floor"}},
+	{name: "bench=h2c", rounds: size.load, run: multiplexed, skip: []string{"direct", "floor"}},
 	{name: "bench=rate", rounds: size.load, run: fixedRate},
+	{name: "bench=high", rounds: size.load, run: highRate, skip: []string{"floor"}},
 	{name: "bench=close", rounds: size.load, run: closeEach, skip: []string{"floor"}},
 	{name: "bench=tcp", rounds: size.load, run: rawTCP("download", 1), skip: []string{"floor"}},
 	{name: "bench=tcp16", rounds: size.load, run: rawTCP("download", 16), skip: []string{"floor"}},
@@ -97,8 +100,10 @@ func (z size) load() int { return z.rounds }
 type suite struct {
 	size
 	tools string // directory of what was built
-	sites []*site
-	rows  []row
+	// highQPS is the rate of the phase high, once it is known.
+	highQPS int
+	sites   []*site
+	rows    []row
 }
 
 // row is a median in the making.
@@ -125,7 +130,7 @@ func Run(b *testing.B) {
 		s.size = long
 	}
 	ctx := b.Context()
-	if err := rig.Need("wrk", "nginx", "ip", "nft"); err != nil {
+	if err := rig.Need("wrk", "h2load", "nginx", "ip", "nft"); err != nil {
 		b.Fatal(err)
 	}
 	if err := raiseFiles(); err != nil {
@@ -142,7 +147,7 @@ func Run(b *testing.B) {
 	for name := range strings.SplitSeq(*variants, ",") {
 		i := slices.IndexFunc(known, func(v variant) bool { return v.name == name })
 		if i < 0 {
-			b.Fatalf("bench: variant %q is none of direct, ours, envoy, haproxy, floor", name)
+			b.Fatalf("bench: variant %q is none of direct, ours, envoy, haproxy, floor, safe, big", name)
 		}
 		site, err := s.newSite(ctx, root, known[i])
 		if err != nil {

@@ -60,6 +60,29 @@ Transfer/sec:      4.48MB
 	}
 }
 
+func TestParseH2load(t *testing.T) {
+	const good = `
+finished in 1.52s, 19736.84 req/s, 1.02MB/s
+requests: 30000 total, 30000 started, 30000 done, 30000 succeeded, 0 failed, 0 errored, 0 timeout
+status codes: 30000 2xx, 0 3xx, 0 4xx, 0 5xx
+`
+	r, err := parseH2load(good, 30000)
+	if err != nil || r.perSecond != 19736.84 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	for _, bad := range []string{
+		"", strings.Replace(good, "30000 2xx, 0 3xx", "29999 2xx, 1 3xx", 1), strings.Replace(good, "0 errored", "1 errored", 1),
+		strings.Replace(good, "30000 succeeded", "29999 succeeded", 1), strings.Replace(good, "finished in", "finished", 1),
+	} {
+		if _, err := parseH2load(bad, 30000); err == nil {
+			t.Errorf("accepted %q", bad)
+		}
+	}
+	if _, err := parseH2load(good, 30001); err == nil {
+		t.Error("accepted fewer answers than were asked for")
+	}
+}
+
 func TestMedian(t *testing.T) {
 	for _, tt := range []struct {
 		values []float64

@@ -5,12 +5,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -19,14 +21,21 @@ import (
 
 // Concurrency of the loads.
 const (
-	satConns   = 32
-	closeConns = 16
-	rateConns  = 16
-	rateQPS    = 2000
+	satConns    = 32
+	h2Conns     = 8
+	h2Streams   = 8
+	closeConns  = 16
+	rateConns   = 16
+	rateQPS     = 2000
+	h2PerSecond = 15_000 // requests of multiplexed, a second that saturation is given
 )
 
 // saturation: as many requests as go over 32 kept connections.
-func saturation(ctx context.Context, z *suite, s *site) (sample, error) {
+func saturation(path string) func(context.Context, *suite, *site) (sample, error) {
+	return func(ctx context.Context, z *suite, s *site) (sample, error) { return s.saturate(ctx, z, path) }
+}
+
+func (s *site) saturate(ctx context.Context, z *suite, path string) (sample, error) {
 	return s.with(ctx, workHTTP, func(p pair) (sample, error) {
 		if err := s.warm(ctx); err != nil {
 			return nil, err
@@ -34,7 +43,7 @@ func saturation(ctx context.Context, z *suite, s *site) (sample, error) {
 		got := sample{}
 		var w wrkResult
 		err := p.cost(got, "us/req", func() (n float64, err error) {
-			w, err = s.wrk(ctx, satConns, z.sat, false)
+			w, err = s.wrk(ctx, satConns, z.sat, false, path)
 			return w.requests / 1e6, err
 		})
 		if err != nil {
@@ -45,8 +54,58 @@ func saturation(ctx context.Context, z *suite, s *site) (sample, error) {
 	})
 }
 
+// multiplexed: a client of HTTP/2 in clear text, 8 connections of 8 streams.
+func multiplexed(ctx context.Context, z *suite, s *site) (sample, error) {
+	return s.with(ctx, workHTTP, func(p pair) (sample, error) {
+		// With --connect-to the name in the URL is the authority, whatever is dialled.
+		args := []string{"h2load", "--connect-to", s.target(8080).String(), "-T10", "-N10",
+			"-c" + strconv.Itoa(h2Conns), "-m" + strconv.Itoa(h2Streams)}
+		run := func(n int) (h2loadResult, error) {
+			out, err := output(s.A.Command(ctx, append(slices.Clone(args), "-n"+strconv.Itoa(n), "http://"+serviceHost+"/")...))
+			if err != nil {
+				return h2loadResult{}, err
+			}
+			return parseH2load(string(out), n)
+		}
+		if _, err := run(h2Conns * h2Streams * 10); err != nil {
+			return nil, err
+		}
+		got := sample{}
+		err := p.cost(got, "us/req", func() (float64, error) {
+			r, err := run(z.sat * h2PerSecond)
+			got["req/s"] = r.perSecond
+			return float64(z.sat*h2PerSecond) / 1e6, err
+		})
+		return got, err
+	})
+}
+
 // fixedRate: 2,000 requests a second over 16 connections, whatever the answers do.
 func fixedRate(ctx context.Context, z *suite, s *site) (sample, error) {
+	return s.paced(ctx, z, rateQPS)
+}
+
+// highRate is fixedRate at four fifths of what Envoy can carry on this machine: where a queue shows.
+func highRate(ctx context.Context, z *suite, s *site) (sample, error) {
+	if z.highQPS == 0 {
+		r := z.row("bench=saturation", "envoy")
+		if r == nil { // this phase runs alone
+			i := slices.IndexFunc(z.sites, func(s *site) bool { return s.name == "envoy" })
+			if i < 0 {
+				return nil, errors.New("the rate is four fifths of Envoy's at saturation: -variants must have envoy")
+			}
+			got, err := z.sites[i].saturate(ctx, z, "/")
+			if err != nil {
+				return nil, fmt.Errorf("Envoy at saturation: %w", err)
+			}
+			r = &row{samples: []sample{got}}
+		}
+		z.highQPS = int(r.median("req/s") * 4 / 5)
+	}
+	return s.paced(ctx, z, z.highQPS)
+}
+
+func (s *site) paced(ctx context.Context, z *suite, qps int) (sample, error) {
 	return s.with(ctx, workHTTP, func(p pair) (sample, error) {
 		if err := s.warm(ctx); err != nil {
 			return nil, err
@@ -62,7 +121,7 @@ func fixedRate(ctx context.Context, z *suite, s *site) (sample, error) {
 		}
 		err := p.cost(got, "us/req", func() (float64, error) {
 			err := s.load(ctx, &r, "rate", "-addr", s.target(8080).String(), "-host", serviceHost,
-				"-qps", strconv.Itoa(rateQPS), "-conns", strconv.Itoa(rateConns), "-duration", z.rate.String())
+				"-qps", strconv.Itoa(qps), "-conns", strconv.Itoa(rateConns), "-duration", z.rate.String())
 			return r.Requests / 1e6, err
 		})
 		got["p50-ms"], got["p90-ms"], got["p99-ms"], got["lag-p99-ms"], got["req/s"] = r.P50, r.P90, r.P99, r.LagP99, r.QPS
@@ -79,7 +138,7 @@ func closeEach(ctx context.Context, z *suite, s *site) (sample, error) {
 		got := sample{}
 		var w wrkResult
 		err := p.cost(got, "us/req", func() (_ float64, err error) {
-			w, err = s.wrk(ctx, closeConns, z.close, true)
+			w, err = s.wrk(ctx, closeConns, z.close, true, "/")
 			return w.requests / 1e6, err
 		})
 		got["req/s"] = w.perSecond
@@ -176,7 +235,7 @@ func serverFirst(ctx context.Context, _ *suite, s *site) (sample, error) {
 
 // warm opens pools and buffers.
 func (s *site) warm(ctx context.Context) error {
-	_, err := s.wrk(ctx, satConns, 1, false)
+	_, err := s.wrk(ctx, satConns, 1, false, "/")
 	return err
 }
 
@@ -282,12 +341,12 @@ type wrkResult struct {
 }
 
 // wrk runs wrk in the source's pod.
-func (s *site) wrk(ctx context.Context, conns, seconds int, closing bool) (wrkResult, error) {
+func (s *site) wrk(ctx context.Context, conns, seconds int, closing bool, path string) (wrkResult, error) {
 	args := []string{"wrk", "-t1", "-c" + strconv.Itoa(conns), "-d" + strconv.Itoa(seconds) + "s", "--latency", "-H", "Host: " + serviceHost}
 	if closing {
 		args = append(args, "-H", "Connection: close")
 	}
-	out, err := output(s.A.Command(ctx, append(args, "http://"+s.target(8080).String()+"/")...))
+	out, err := output(s.A.Command(ctx, append(args, "http://"+s.target(8080).String()+path)...))
 	if err != nil {
 		return wrkResult{}, err
 	}
@@ -327,4 +386,22 @@ func parseWrk(text string) (w wrkResult, err error) {
 		err = fmt.Errorf("wrk made no request:\n%s", text)
 	}
 	return w, err
+}
+
+// h2loadResult is what h2load(1) printed.
+type h2loadResult struct{ perSecond float64 }
+
+var (
+	h2loadCounts = regexp.MustCompile(`(?m)^requests: (\d+) total, \d+ started, \d+ done, (\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout\nstatus codes: (\d+) 2xx`)
+	h2loadRate   = regexp.MustCompile(`(?m)^finished in [^,]+, ([\d.]+) req/s`)
+)
+
+// parseH2load reads h2load's summary; anything but n answers of 2xx is an error.
+func parseH2load(text string, n int) (h2loadResult, error) {
+	m, r, want := h2loadCounts.FindStringSubmatch(text), h2loadRate.FindStringSubmatch(text), strconv.Itoa(n)
+	if m == nil || r == nil || m[1] != want || m[2] != want || m[3] != "0" || m[4] != "0" || m[5] != "0" || m[6] != want {
+		return h2loadResult{}, fmt.Errorf("h2load did not get %d good answers:\n%s", n, text)
+	}
+	f, err := strconv.ParseFloat(r[1], 64)
+	return h2loadResult{f}, err
 }

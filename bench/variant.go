@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"text/template"
 	"time"
 
@@ -41,6 +42,8 @@ var known = []variant{
 	{name: "envoy", prepare: prepareEnvoy, start: startEnvoy},
 	{name: "haproxy", prepare: prepareHAProxy, start: startHAProxy},
 	{name: "floor", prepare: prepareFloor, start: startFloor},
+	{name: "safe", prepare: prepareOurs, start: startSafe},
+	{name: "big", prepare: prepareBig, start: startOurs},
 }
 
 // readyTimeout bounds the start of a pair, and then the wait for the first answer through it.
@@ -133,14 +136,73 @@ func prepareOurs(ctx context.Context, s *site, root string) error {
 	return os.WriteFile(filepath.Join(s.conf, "mesh.yaml"), []byte(doc), 0o644)
 }
 
-func startOurs(ctx context.Context, s *site, _ work) (pair, error) {
+func startOurs(ctx context.Context, s *site, _ work) (pair, error) { return s.proxies(ctx, "adapt") }
+
+// Safe: ours, waiting as any Go program does.
+func startSafe(ctx context.Context, s *site, _ work) (pair, error) { return s.proxies(ctx, "safe") }
+
+func (s *site) proxies(ctx context.Context, blocking string) (pair, error) {
 	return s.startPair(ctx, "aether-proxy", func(side string) []string {
 		node := map[string]string{"a": "node1", "b": "node2"}[side]
 		return []string{
 			filepath.Join(s.suite.tools, "aether-proxy"), "--config", s.conf, "--node", node, "--certs", s.Certs,
-			"--trust-domain", trustDomain, "--admin", "127.0.0.1:9901", "--capture",
+			"--trust-domain", trustDomain, "--admin", "127.0.0.1:9901", "--capture", "--blocking", blocking,
 		}
 	}, adminReady)
+}
+
+// Big: ours among 2,000 services of three ports and three endpoints each, with rules and policy in force on the way.
+
+const (
+	bigServices = 2000
+	bigPolicy   = `---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {namespace: demo, name: b}
+spec:
+  parentRefs: [{group: "", kind: Service, name: b, port: 8080}]
+  rules:
+  - matches: [{path: {type: PathPrefix, value: /admin}, headers: [{name: x-admin, value: "1"}]}]
+    backendRefs: [{name: b, port: 8080}]
+  - matches: [{path: {type: PathPrefix, value: /v2}}, {headers: [{name: x-version, value: "2"}]}]
+    backendRefs: [{name: b, port: 8080}]
+  - matches: [{path: {type: PathPrefix, value: /}}]
+    filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: x-rule, value: any}]}}]
+    backendRefs: [{name: b, port: 8080}]
+---
+apiVersion: config.aether.io/v1
+kind: HTTPFilter
+metadata: {namespace: demo, name: b}
+spec:
+  scope: SCOPE_INBOUND
+  targetRefs: [{kind: Service, name: b}]
+  rbac:
+    action: ALLOW
+    policies:
+    - {name: a, principals: [{spiffeId: "spiffe://rig.test/ns/demo/sa/a"}], permissions: [{method: GET}]}
+`
+)
+
+func prepareBig(ctx context.Context, s *site, root string) error {
+	if err := prepareOurs(ctx, s, root); err != nil {
+		return err
+	}
+	var b strings.Builder
+	far := &rig.Node{Space: rig.Space{Name: "elsewhere"}, IP4: netip.MustParseAddr("10.1.9.1")}
+	addr := netip.MustParseAddr("10.100.0.1")
+	pod := netip.MustParseAddr("10.200.0.1")
+	for i := range bigServices {
+		name := fmt.Sprintf("svc%04d", i)
+		b.WriteString(rig.ServiceYAML(rig.ServiceManifest{Name: name, ClusterIPs: []netip.Addr{addr}, Ports: []uint16{8080, 8081, 9000}}))
+		addr = addr.Next()
+		for j := range 3 {
+			p := &rig.Pod{Space: rig.Space{Name: fmt.Sprintf("%s-%d", name, j), NetNS: "/run/netns/none"}, Node: far, IP4: pod}
+			b.WriteString(rig.PodYAML(p, rig.PodManifest{Account: name, Ports: "8080,8081,9000=tcp"}))
+			pod = pod.Next()
+		}
+	}
+	b.WriteString(bigPolicy)
+	return os.WriteFile(filepath.Join(s.conf, "big.yaml"), []byte(b.String()), 0o644)
 }
 
 // Envoy, one worker: capture, sniffing, routing by host, mTLS hop with SNI, delivery in the
