@@ -17,7 +17,7 @@ START := $(shell date +%s)
 
 .PHONY: help
 help: ## Show this help
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 .PHONY: setup
 setup: ## Install what tests, demo and benchmarks need (Debian packages)
@@ -47,6 +47,10 @@ mutants: ## Break the decision core on purpose, and see each break noticed
 .PHONY: e2e
 e2e: setup build ## Run the end-to-end tests alone, with their log (root)
 	go test -race -count=1 -timeout $(TEST_TIMEOUT) -v ./e2e/...
+
+.PHONY: e2e-handover
+e2e-handover: setup build ## Replace each node's proxy ten times under 1,000 calls a second (root)
+	go test -count=1 -timeout $(TEST_TIMEOUT) -v ./e2e/netns -run '^TestHandOver$$' -replacements 10
 
 .PHONY: lint
 lint: ## Check format, vet, staticcheck, known vulnerabilities

@@ -146,7 +146,7 @@ func (s *site) proxies(ctx context.Context, blocking string) (pair, error) {
 		node := map[string]string{"a": "node1", "b": "node2"}[side]
 		return []string{
 			filepath.Join(s.suite.tools, "aether-proxy"), "--config", s.conf, "--node", node, "--certs", s.Certs,
-			"--trust-domain", trustDomain, "--admin", "127.0.0.1:9901", "--capture", "--blocking", blocking,
+			"--trust-domain", trustDomain, "--admin", "127.0.0.1:9901", "--capture", "--blocking", blocking, "--drain-time", "0s",
 		}
 	}, adminReady)
 }

@@ -50,6 +50,7 @@ type Config struct {
 	Records    record.Maker     // who seals TLS records
 	Compat     bool             // accept Envoy-based peers: TLS 1.2, no server name (design 9)
 	Capture    bool             // install the capture rules in the pods, as the CNI plugin would
+	Hold       bool             // accept nothing before Open: the Owner's sockets are still another process's, too
 	Log        *slog.Logger     // nil: discard
 }
 
@@ -72,6 +73,11 @@ type Node struct {
 	problems map[string]model.Problem
 	applied  bool
 	ctx      context.Context // of Run; nil before
+	held     bool            // until Open
+	frozen   bool            // a successor has a copy of the sockets there are: none is opened or closed
+	gone     bool            // it accepts, and this process does not
+	draining bool
+	news     chan struct{} // of one: the state or an identity changed
 
 	socks sync.Map // container → *sockets: what a dial needs, without the lock that Apply holds
 }
@@ -83,6 +89,9 @@ type pod struct {
 	socks  *sockets
 	engine *engine.Pod
 	cancel context.CancelFunc
+
+	listen   func() error // makes the engine accept; called once
+	captured bool         // rules of ours are in the pod
 }
 
 // New makes a node that serves nothing yet.
@@ -97,7 +106,10 @@ func New(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, log: cfg.Log, engine: e, factory: socket.NewFactory(), pods: map[string]*pod{}, problems: map[string]model.Problem{}}
+	n := &Node{
+		cfg: cfg, log: cfg.Log, engine: e, factory: socket.NewFactory(), pods: map[string]*pod{}, problems: map[string]model.Problem{},
+		held: cfg.Hold, news: make(chan struct{}, 1),
+	}
 	n.certs = mtls.NewStore(mtls.Config{Source: cfg.Identities, Changed: n.certChanged})
 	n.dialer = &meshhop.Dialer{
 		Sockets: n.connect, SVID: n.certs.Current, Maker: cfg.Records,
@@ -109,8 +121,8 @@ func New(cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// Run serves until ctx ends. Capture rules that it installed are taken out, and
-// everything it opened is closed, when it returns.
+// Run serves until ctx ends. Capture rules that it installed are taken out, unless a
+// successor serves by them, and everything it opened is closed, when it returns.
 func (n *Node) Run(ctx context.Context) error {
 	inner, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -122,6 +134,7 @@ func (n *Node) Run(ctx context.Context) error {
 	n.ctx = inner
 	n.syncLocked()
 	n.mu.Unlock()
+	n.changed()
 	retry := time.NewTicker(time.Second)
 	defer retry.Stop()
 	var err error
@@ -155,9 +168,13 @@ func (n *Node) Run(ctx context.Context) error {
 func (n *Node) Apply(snap *snapshot.Snapshot, workloads []model.Workload) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.draining {
+		snap = snap.WithDraining(true)
+	}
 	n.store.Swap(snap)
 	n.want = slices.Clone(workloads)
 	n.applied = true
+	defer n.changed()
 	if n.ctx != nil {
 		n.syncLocked()
 	}
@@ -167,12 +184,13 @@ func (n *Node) Apply(snap *snapshot.Snapshot, workloads []model.Workload) {
 // Snapshot is the current view; nil before the first Apply.
 func (n *Node) Snapshot() *snapshot.Snapshot { return n.store.Load() }
 
-// Ready reports whether a first state has been applied and its pods are being
-// listened for; pods with a problem do not hold it up.
+// Ready reports whether a first state has been applied, its pods are being
+// listened for, and the process is not about to leave; pods with a problem do not
+// hold it up.
 func (n *Node) Ready() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.applied && n.ctx != nil
+	return n.applied && n.ctx != nil && !n.held && !n.draining
 }
 
 // Problems are those of pods that cannot be served, by pod.
@@ -218,6 +236,7 @@ func (n *Node) Pods() []PodStatus {
 func (n *Node) Engine() *engine.Engine { return n.engine }
 
 func (n *Node) certChanged(r mtls.Ref, s *mtls.SVID, err error) {
+	defer n.changed()
 	if err != nil {
 		n.log.Warn("identity", "pod", r.Namespace+"/"+r.Pod, "id", r.ID.String(), "err", err)
 		return
@@ -227,6 +246,9 @@ func (n *Node) certChanged(r mtls.Ref, s *mtls.SVID, err error) {
 
 // syncLocked makes the pods what want says.
 func (n *Node) syncLocked() {
+	if n.frozen || n.gone {
+		return // what is new is the successor's to serve
+	}
 	want := map[string]*model.Workload{}
 	for i := range n.want {
 		want[n.want[i].ContainerID] = &n.want[i]
@@ -235,7 +257,7 @@ func (n *Node) syncLocked() {
 		if w := want[c]; w == nil || !sameSockets(&p.w, w) {
 			n.dropLocked(p)
 		} else {
-			if n.cfg.Capture && !slices.Equal(ruleset(w), ruleset(&p.w)) {
+			if n.cfg.Capture && !n.held && !slices.Equal(ruleset(w), ruleset(&p.w)) {
 				n.captureLocked(p, w)
 			}
 			p.w = *w
@@ -251,8 +273,11 @@ func (n *Node) syncLocked() {
 				continue
 			}
 			n.pods[c] = p
-			if n.cfg.Capture {
-				n.captureLocked(p, w)
+			if n.held {
+				continue
+			}
+			if err := n.openLocked(p); err != nil {
+				n.problemLocked(w, err)
 			}
 		}
 	}
@@ -280,7 +305,21 @@ func (n *Node) problemLocked(w *model.Workload, err error) {
 	n.problems[w.ContainerID] = p
 }
 
+// openLocked makes the pod's listeners accept, and then its capture lead to them.
+func (n *Node) openLocked(p *pod) error {
+	if err := p.listen(); err != nil {
+		n.dropLocked(p)
+		return err
+	}
+	if n.cfg.Capture {
+		n.captureLocked(p, &p.w)
+	}
+	n.log.Info("pod served", "pod", p.w.Namespace+"/"+p.w.Name, "netns", p.w.NetNS, "id", p.w.SPIFFEID)
+	return nil
+}
+
 func (n *Node) captureLocked(p *pod, w *model.Workload) {
+	p.captured = true
 	err := apply.Apply(p.ns, captureOf(w).Ruleset())
 	switch {
 	case errors.Is(err, apply.ErrNoIPv6):
@@ -327,21 +366,18 @@ func (n *Node) addLocked(w *model.Workload) (_ *pod, err error) {
 			Compat: n.cfg.Compat,
 		})},
 	}
-	n.pods[container] = p
 	n.socks.Store(container, p.socks)
-	err = errors.Join(
-		p.engine.Listen(set.Capture, n.out.AcceptCaptured(op)),
-		p.engine.Listen(set.Proxy, n.out.AcceptProxy(op)),
-		p.engine.Listen(set.Mesh, n.in.Accept(ip)),
-	)
-	if set.Proxy6 >= 0 && err == nil {
-		err = p.engine.Listen(set.Proxy6, n.out.AcceptProxy(op))
+	p.listen = func() error {
+		err := errors.Join(
+			p.engine.Listen(set.Capture, n.out.AcceptCaptured(op)),
+			p.engine.Listen(set.Proxy, n.out.AcceptProxy(op)),
+			p.engine.Listen(set.Mesh, n.in.Accept(ip)),
+		)
+		if set.Proxy6 >= 0 && err == nil {
+			err = p.engine.Listen(set.Proxy6, n.out.AcceptProxy(op))
+		}
+		return err
 	}
-	if err != nil {
-		n.dropLocked(p)
-		return nil, err
-	}
-	n.log.Info("pod served", "pod", w.Namespace+"/"+w.Name, "netns", w.NetNS, "id", w.SPIFFEID)
 	return p, nil
 }
 
@@ -361,7 +397,7 @@ func (n *Node) serves(container string, port uint16) bool {
 func (n *Node) dropLocked(p *pod) {
 	delete(n.pods, p.w.ContainerID)
 	n.socks.Delete(p.w.ContainerID)
-	if n.cfg.Capture { // first: what is dialled from now on is not to meet a closed listener
+	if p.captured && !n.gone && !n.frozen { // first: what is dialled from now on is not to meet a closed listener
 		if err := apply.Remove(p.ns); err != nil && p.ns.Check() == nil {
 			n.log.Warn("capture rules stay behind", "pod", p.w.Namespace+"/"+p.w.Name, "err", err)
 		}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -23,6 +22,7 @@ import (
 	"aether/dataplane"
 	"aether/dataplane/admin"
 	"aether/dataplane/journal"
+	"aether/dataplane/listen"
 	"aether/dataplane/model"
 	"aether/dataplane/reactor"
 	"aether/dataplane/telemetry"
@@ -36,6 +36,8 @@ type options struct {
 	config, node, domain, trustDomain, netnsDir string
 	certs, devCA                                string
 	adminAddr, logLevel, blocking, records      string
+	handover                                    string
+	drainTime                                   time.Duration
 	maxLoops                                    int
 	capture, compat, redirectAll, accessLog     bool
 	failureLog, statsPod                        bool
@@ -44,13 +46,30 @@ type options struct {
 
 func main() {
 	var o options
+	// The first signal drains, the second ends.
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	leave := make(chan struct{})
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-signals
+		close(leave)
+		<-signals
+		stop()
+	}()
 	c := &cobra.Command{
 		Use:   "aether-proxy",
 		Short: "The per-node service-mesh proxy",
 		Long: `aether-proxy carries the traffic of a node's mesh pods: it accepts what capture
-diverts to it, decides by dialled port and Host, and speaks SPIFFE mTLS to its peers.`,
+diverts to it, decides by dialled port and Host, and speaks SPIFFE mTLS to its peers.
+
+SIGTERM drains: clients are told to go, what is under way finishes, and what is left
+after --drain-time is cut. A second SIGTERM ends at once. With --handover a further
+aether-proxy, started with the same path, takes the listening sockets over and this
+one drains: no connection is refused or lost meanwhile.`,
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
-		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), leave, o) },
 	}
 	f := c.Flags()
 	f.StringVar(&o.config, "config", "", "directory of Kubernetes YAML: pods, services, routes (required)")
@@ -60,6 +79,8 @@ diverts to it, decides by dialled port and Host, and speaks SPIFFE mTLS to its p
 	f.StringVar(&o.netnsDir, "netns-dir", "/run/netns", "where the pods' network namespaces are")
 	f.StringVar(&o.certs, "certs", "", "directory of <namespace>/<account>/{svid.pem,svid_key.pem,svid_bundle.pem}")
 	f.StringVar(&o.devCA, "dev-ca", "", "directory of a throw-away CA instead of --certs: for trials, never for production")
+	f.StringVar(&o.handover, "handover", "", "path of the Unix socket by which the next process takes this one's listening sockets over; empty: none does")
+	f.DurationVar(&o.drainTime, "drain-time", 10*time.Second, "how long what is under way may take after SIGTERM or a hand-over; what is left is cut")
 	f.StringVar(&o.adminAddr, "admin", "127.0.0.1:9901", "address of the admin; empty: none")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error; 'aetherctl loglevel' changes it while the proxy runs")
 	f.StringVar(&o.logFormat, "log-format", "text", "of the log on stderr: text or json")
@@ -72,15 +93,14 @@ diverts to it, decides by dialled port and Host, and speaks SPIFFE mTLS to its p
 	f.BoolVar(&o.failureLog, "failure-log", true, "write a line of JSON on stdout for each request and connection that failed, a few a second and cause")
 	f.BoolVar(&o.statsPod, "emit-stats-pod", false, "put the pod's own name into aether_requests_total: a series for each pod")
 	f.BoolVar(&o.accessLog, "access-log", false, "log a line at the end of each request and connection")
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	if err := c.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "aether-proxy:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, o options) error {
+// run serves until ctx ends, or drains first once leave is closed.
+func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	if o.config == "" || o.node == "" {
 		return errors.New("--config and --node are required (see --help)")
 	}
@@ -100,7 +120,11 @@ func run(ctx context.Context, o options) error {
 	if o.trustDomain == "" {
 		o.trustDomain = o.domain
 	}
-	cfg := dataplane.Config{Capture: o.capture, Compat: o.compat, MaxLoops: o.maxLoops, Log: log}
+	if o.drainTime < 0 {
+		return fmt.Errorf("--drain-time: %s is negative; 0 cuts at once", o.drainTime)
+	}
+	owner := &listen.Owner{}
+	cfg := dataplane.Config{Owner: owner, Capture: o.capture, Compat: o.compat, MaxLoops: o.maxLoops, Log: log}
 	switch o.blocking {
 	case "adapt":
 		cfg.Blocking = reactor.Adapt
@@ -138,6 +162,11 @@ func run(ctx context.Context, o options) error {
 		observers = append(observers, journal.NewLog(log))
 	}
 	cfg.Journal = observers
+	before, err := takeOver(ctx, leave, o, owner, log)
+	if err != nil {
+		return err
+	}
+	cfg.Hold = before != nil
 	node, err := dataplane.New(cfg)
 	if err != nil {
 		return err
@@ -162,12 +191,9 @@ func run(ctx context.Context, o options) error {
 			stop() // whatever ends, all end
 		})
 	}
+	h := &handover{o: o, log: log, node: node, owner: owner, before: before, taken: make(chan struct{})}
 	if o.adminAddr != "" {
-		ln, err := net.Listen("tcp", o.adminAddr)
-		if err != nil {
-			return fmt.Errorf("admin: %w", err)
-		}
-		srv := &http.Server{
+		h.admin = &http.Server{
 			ReadHeaderTimeout: 10 * time.Second,
 			Handler: admin.Handler(admin.Config{
 				Node: node, Why: ring, Metrics: metrics.Handler(), Level: level,
@@ -175,14 +201,8 @@ func run(ctx context.Context, o options) error {
 				Dump:  func() []byte { return file.Dump(loop.State().Mesh) },
 			}),
 		}
-		context.AfterFunc(ctx, func() { srv.Close() })
-		start("admin", func() error {
-			if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-				return err
-			}
-			return nil
-		})
 	}
+	start("hand-over", func() error { return h.run(ctx, leave) })
 	start("configuration", func() error { return loop.Run(ctx) })
 	start("data plane", func() error { return node.Run(ctx) })
 	log.Info("aether-proxy", "node", o.node, "config", o.config, "trust-domain", o.trustDomain, "admin", o.adminAddr)

@@ -330,6 +330,9 @@ func deliver(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, t *Trace) Ver
 	case PathLive:
 		return Verdict{Action: Reply, Reason: Live, Status: 200, Text: "live\n"}
 	case PathReady:
+		if s.Draining() {
+			return Verdict{Action: Reply, Reason: Ready, Status: 503, Text: "draining\n"}
+		}
 		return Verdict{Action: Reply, Reason: Ready, Status: 200, Text: "ready\n"}
 	}
 	v := inbound(s, f, t)

@@ -85,6 +85,9 @@ type Engine struct {
 	run   bool
 	ctx   context.Context // ends with Run
 	stop  context.CancelFunc
+
+	draining bool         // guarded by mu: loops that are made later are told
+	going    atomic.Int64 // goroutines of Loop.Go
 }
 
 // New makes an engine with one loop, which starts with Run.
@@ -121,7 +124,7 @@ func (e *Engine) addLoop() (*Loop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine: loop %d: %w", id, err)
 	}
-	l := &Loop{Loop: rl, eng: e, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}}
+	l := &Loop{Loop: rl, eng: e, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}, draining: e.draining}
 	e.loops = append(e.loops, l)
 	if e.run {
 		e.wg.Go(rl.Run)
@@ -227,6 +230,8 @@ type Loop struct {
 
 	hops map[*Hop]struct{}
 	apps map[appKey]*appPool
+
+	draining bool // the process is leaving: clients' connections are to end
 
 	reqHead, resHead httpmsg.Head // the head just parsed; whoever keeps it copies it
 
@@ -378,6 +383,7 @@ type Pod struct {
 	mu        sync.Mutex
 	listeners map[int]*listener // by fd; guarded by mu
 	gone      bool              // guarded by mu
+	deaf      bool              // accepts no more; guarded by mu
 	conns     atomic.Int64
 }
 
@@ -419,14 +425,7 @@ func (e *Engine) RemovePod(p *Pod) {
 	p.mu.Lock()
 	p.gone = true
 	p.mu.Unlock()
-	var wg sync.WaitGroup
-	for _, l := range loops {
-		wg.Add(1)
-		if err := l.Post(func() { defer wg.Done(); l.dropPod(p) }); err != nil {
-			wg.Done()
-		}
-	}
-	wg.Wait()
+	e.everywhere(loops, func(l *Loop) { l.dropPod(p) })
 }
 
 // Owned is a source that ends with its pod: RemovePod calls its Fail.
@@ -439,15 +438,7 @@ func (p *Pod) removed() bool {
 }
 
 func (l *Loop) dropPod(p *Pod) {
-	p.mu.Lock()
-	for fd, ln := range p.listeners {
-		if ln.l == l {
-			l.Disarm(&ln.timer) // else a pause ends with a descriptor that may be another's by then
-			_ = l.Detach(fd)
-			delete(p.listeners, fd)
-		}
-	}
-	p.mu.Unlock()
+	p.unlisten(l)
 	for h := range l.hops {
 		if h.pod == p {
 			h.Close(errPodGone)

@@ -385,7 +385,8 @@ func (c *h1server) WriteHead(h *httpmsg.Head, end bool) {
 	if !end {
 		c.outF = http1.ResponseFraming(h, c.isHead, c.minor)
 	}
-	if c.outF == http1.ToClose || !c.reqDone && (end || c.x != nil && c.x.Local) { // an answer of ours does not wait for the request's end
+	if c.outF == http1.ToClose || !c.reqDone && (end || c.x != nil && c.x.Local) || // an answer of ours does not wait for the request's end
+		c.lastAnswer() {
 		c.last = true
 	}
 	c.out = http1.AppendResponse(c.out, h, c.outF, http1.ResponseOptions{

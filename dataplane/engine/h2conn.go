@@ -95,6 +95,9 @@ func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
 
 func (c *h2conn) start(first []byte) {
 	c.arm()
+	if c.l.draining {
+		c.drain()
+	}
 	if len(first) > 0 {
 		c.left = append(c.l.getOut(), first...)
 		c.unfed = true

@@ -25,11 +25,12 @@ type listener struct {
 }
 
 // Listen accepts connections of fd, a non-blocking listening socket, on the
-// pod's home loop until RemovePod. fd stays the caller's to close, after RemovePod.
+// pod's home loop until RemovePod or StopListening. fd stays the caller's to
+// close, after that.
 func (p *Pod) Listen(fd int, accept Accept) error {
 	ln := &listener{l: p.home.Load(), pod: p, fd: fd, accept: accept}
 	p.mu.Lock()
-	if p.gone {
+	if p.gone || p.deaf {
 		p.mu.Unlock()
 		return errPodGone
 	}
@@ -69,7 +70,11 @@ func (p *Pod) moveTo(from, to *Loop) {
 			_ = to.Post(func() {
 				p.mu.Lock()
 				defer p.mu.Unlock()
-				if p.listeners[fd] == ln && !p.gone {
+				switch {
+				case p.listeners[fd] != ln:
+				case p.gone || p.deaf:
+					delete(p.listeners, fd) // the descriptor may be another's by now
+				default:
 					_ = to.Register(fd, ln, reactor.Accept)
 				}
 			})
@@ -119,5 +124,12 @@ func (l *Loop) HandOff(fd int) (*net.TCPConn, error) {
 	return socket.MakeConn(fd)
 }
 
-// Go runs f in a goroutine that Run waits for.
-func (l *Loop) Go(f func()) { l.eng.wg.Go(f) }
+// Go runs f in a goroutine that Run waits for. It is for what a client has under
+// way: Serving counts it.
+func (l *Loop) Go(f func()) {
+	l.eng.going.Add(1)
+	l.eng.wg.Go(func() {
+		defer l.eng.going.Add(-1)
+		f()
+	})
+}

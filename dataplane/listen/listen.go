@@ -1,4 +1,5 @@
-// Package listen owns the listening sockets of the pods of a node.
+// Package listen owns the listening sockets of the pods of a node, and hands
+// them to the process that takes this one's place.
 //
 //   - A socket is known by pod and role, and is opened or, after a hand-over,
 //     inherited: whoever asks for it cannot tell the difference.
@@ -33,9 +34,10 @@ const (
 	Proxy                   // 127.0.0.1:18081: the HTTP proxy port
 	Proxy6                  // [::1]:18081: the same; not there without IPv6
 	Mesh                    // [::]:18008, both families: mTLS from other pods
+	Admin                   // of no pod (its container is empty): the node's admin
 )
 
-var roleNames = [...]string{Capture: "capture", Proxy: "proxy", Proxy6: "proxy6", Mesh: "mesh"}
+var roleNames = [...]string{Capture: "capture", Proxy: "proxy", Proxy6: "proxy6", Mesh: "mesh", Admin: "admin"}
 
 // String is the role's name, as it stands in a hand-over and in messages.
 func (r Role) String() string {
@@ -45,11 +47,11 @@ func (r Role) String() string {
 	return fmt.Sprintf("role(%d)", uint8(r))
 }
 
-func (r Role) valid() bool { return r >= Capture && r <= Mesh }
+func (r Role) valid() bool { return r >= Capture && r <= Admin }
 
 // ParseRole is the reverse of String.
 func ParseRole(s string) (Role, error) {
-	for r := Capture; r <= Mesh; r++ {
+	for r := Capture; r <= Admin; r++ {
 		if roleNames[r] == s {
 			return r, nil
 		}

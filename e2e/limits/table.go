@@ -98,6 +98,21 @@ var bounds = []bound{
 	{"dataplane/inbound", "connectLimit", "time", "the connect to an application's raw-TCP port counts as failed: the caller is reset"},
 	{"dataplane/inbound", "firstLimit", "time", "a verified hop that sends nothing is closed"},
 
+	{"dataplane/listen", "helloTime", "time", "whoever connects to the hand-over socket and says nothing is closed"},
+	{"dataplane/listen", "sendTime", "time", "a hand-over of sockets that is not through fails: the successor tries again"},
+	{"dataplane/listen", "readyTime", "time", "a successor that has the sockets and does not accept is given up: its predecessor serves as before"},
+	{"dataplane/listen", "goneTime", "time", "a predecessor that does not confirm that it has stopped accepting is asked anew"},
+	{"dataplane/listen", "maxRounds", "times that it is asked", "an error tells to end it: both accept until then"},
+	{"dataplane/listen", "maxCallers", "connections to the hand-over socket", "a further one is closed"},
+	{"dataplane/listen", "maxBatch", "sockets a message of a hand-over", "further ones go in the next message; a peer that sends more is malformed"},
+	{"dataplane/listen", "maxSockets", "sockets of a hand-over", "further ones are left out, and the successor opens them itself; a peer that sends more is malformed"},
+	{"dataplane/listen", "maxMessage", "bytes of a message of a hand-over", "it is malformed: the hand-over fails"},
+	{"dataplane/listen", "maxRole", "bytes of a role's name", "the message is malformed: the hand-over fails"},
+	{"dataplane/listen", "maxContainer", "bytes of a container ID", "a socket of a longer one is left out, and the successor opens it itself"},
+	{"dataplane/listen", "maxReason", "bytes of a refusal's reason", "the rest is cut off"},
+
+	{"cmd/aether-proxy", "takeTime", "time", "a predecessor that hands nothing over is waited for so long; then sockets are opened as they become free"},
+
 	{"dataplane/relay", "spareProcs", "processors of the scheduler (GOMAXPROCS)", "so many are left to loops and everybody else: directions beyond the rest wait for a turn, which lasts from a read to its last write"},
 	{"dataplane/relay", "most64k", "buffers of 64 KiB in use at once", "a direction that would have one more gets 16 KiB, which every direction with bytes to move has"},
 	{"dataplane/relay", "most256k", "buffers of 256 KiB in use at once", "a direction that would have one more gets 64 KiB"},
@@ -139,6 +154,7 @@ var bounds = []bound{
 	{"dataplane/admin", "maxShown", "of an answer", "more cannot be asked for: ask pod by pod"},
 
 	{"dataplane", "askTime", "time", "a loop that has not answered what it carries is missing in the answer, which says so"},
+	{"dataplane", "identityTime", "time", "a process that takes over waits so long for its pods' certificates, and then serves without those that are late"},
 
 	{"dataplane/authz", "MaxFields", "fields of a head that is asked about", "nobody is asked: the request is refused"},
 	{"dataplane/authz", "MaxBody", "bytes of a body in a question", "the rest is not sent, and the question says that the body is partial"},

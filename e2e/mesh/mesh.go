@@ -188,19 +188,59 @@ func (m *Mesh) Start(ctx context.Context) error {
 	return m.Sync(ctx)
 }
 
+// drain is how long a proxy that is told to stop, or replaced, goes on, unless Options.Args
+// say otherwise: clients' idle connections are not waited for.
+const drain = "500ms"
+
 // StartProxy runs the proxy of a node, which must not be running.
 func (m *Mesh) StartProxy(node int) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.proxies[node] != nil {
+		return fmt.Errorf("mesh: the proxy of %s is running already", m.Rig.Nodes[node].Name)
+	}
+	return m.startLocked(node)
+}
+
+// ReplaceProxy has another proxy take the place of the one that runs on a node, whose
+// sockets it takes over, and returns when it serves and the old one has ended.
+func (m *Mesh) ReplaceProxy(ctx context.Context, node int) error {
+	m.mu.Lock()
+	old := m.proxies[node]
+	var err error
+	if old == nil {
+		err = fmt.Errorf("mesh: no proxy runs on %s that could be replaced", m.Rig.Nodes[node].Name)
+	} else {
+		err = m.startLocked(node)
+	}
+	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-old.Done():
+		if err := old.Err(); err != nil {
+			return fmt.Errorf("mesh: the replaced proxy of %s failed: %w; its log ends:\n%s", m.Rig.Nodes[node].Name, err, old.Tail(2000))
+		}
+		return nil
+	case <-m.Proxy(node).Done():
+		return fmt.Errorf("mesh: the new proxy of %s ended: %w; its log ends:\n%s", m.Rig.Nodes[node].Name, m.Proxy(node).Err(), old.Tail(2000))
+	case <-ctx.Done():
+		return fmt.Errorf("mesh: the proxy of %s is not replaced: %w; its log ends:\n%s", m.Rig.Nodes[node].Name, ctx.Err(), old.Tail(2000))
+	}
+}
+
+// startLocked starts a proxy on a node, which is the node's from then on.
+func (m *Mesh) startLocked(node int) error {
 	n := m.Rig.Nodes[node]
-	args := []string{m.o.Proxy, "--config", m.config, "--node", n.Name, "--trust-domain", m.o.TrustDomain, "--capture"}
+	args := []string{
+		m.o.Proxy, "--config", m.config, "--node", n.Name, "--trust-domain", m.o.TrustDomain, "--capture",
+		"--handover", filepath.Join(m.Rig.Dir, "handover-"+n.Name), "--drain-time", drain,
+	}
 	if m.o.DevCA {
 		args = append(args, "--dev-ca", filepath.Join(m.Rig.Dir, "throw-away-ca"))
 	} else {
 		args = append(args, "--certs", m.certs)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.proxies[node] != nil {
-		return fmt.Errorf("mesh: the proxy of %s is running already", n.Name)
 	}
 	p, err := m.Rig.StartProcess(&n.Space, "proxy-"+n.Name, append(args, m.o.Args...)...)
 	if err != nil {

@@ -174,7 +174,7 @@ func (w *world) proxy(node int, args ...string) *proxy {
 	n := w.rig.Nodes[node]
 	p := &proxy{w: w, node: n}
 	p.Proc, err = w.rig.StartProcess(&n.Space, fmt.Sprintf("proxy-%s-%d", n.Name, w.starts()), append([]string{bin,
-		"--config", w.conf, "--node", n.Name, "--certs", w.certs, "--trust-domain", trustDomain, "--capture"}, args...)...)
+		"--config", w.conf, "--node", n.Name, "--certs", w.certs, "--trust-domain", trustDomain, "--capture", "--drain-time", "500ms"}, args...)...)
 	must(w, err)
 	w.Cleanup(p.stop)
 	must(w, p.Ready(w.ctx, p.serves))

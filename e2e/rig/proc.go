@@ -96,6 +96,14 @@ func (p *Proc) PID() int { return p.cmd.Process.Pid }
 // Done is closed when the process has ended.
 func (p *Proc) Done() <-chan struct{} { return p.done }
 
+// Err is how the process ended: nil in order, or while it runs.
+func (p *Proc) Err() error {
+	if !p.ended() {
+		return nil
+	}
+	return p.err
+}
+
 func (p *Proc) ended() bool {
 	select {
 	case <-p.done:

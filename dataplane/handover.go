@@ -1,0 +1,142 @@
+package dataplane
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+const (
+	identityTime = 5 * time.Second       // that Open waits for the pods' certificates
+	drainLook    = 50 * time.Millisecond // between two looks whether a drain is over
+)
+
+// changed wakes Open.
+func (n *Node) changed() {
+	select {
+	case n.news <- struct{}{}:
+	default:
+	}
+}
+
+// Open ends Config.Hold once a first state has been applied and its pods have their
+// certificates, of which late ones are waited for boundedly: until then the
+// process that has the same sockets serves better. When it returns, pods are
+// listened for, and captured; sockets that no pod of the state wants are closed. The
+// error is ctx's. Call it once, while Run runs.
+func (n *Node) Open(ctx context.Context) error {
+	var late <-chan time.Time
+	for over := false; ; {
+		n.mu.Lock()
+		if n.applied && n.ctx != nil {
+			if missing := n.withoutIdentityLocked(); len(missing) == 0 || over {
+				if over {
+					n.log.Warn("pods without a certificate; they are served, and refuse hops until they have one", "pods", missing)
+				}
+				n.releaseLocked()
+				n.mu.Unlock()
+				return nil
+			}
+			if late == nil {
+				late = time.After(identityTime)
+			}
+		}
+		n.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-n.news:
+		case <-late:
+			over = true
+		}
+	}
+}
+
+func (n *Node) withoutIdentityLocked() (pods []string) {
+	for c, p := range n.pods {
+		if n.certs.Current(c) == nil {
+			pods = append(pods, p.w.Namespace+"/"+p.w.Name)
+		}
+	}
+	slices.Sort(pods)
+	return pods
+}
+
+// releaseLocked ends the hold.
+func (n *Node) releaseLocked() {
+	n.held = false
+	want := map[string]bool{"": true} // what is of no pod is not ours
+	for i := range n.want {
+		want[n.want[i].ContainerID] = true
+	}
+	for _, k := range n.cfg.Owner.Keys() {
+		if want[k.Container] {
+			continue
+		}
+		if err := n.cfg.Owner.Release(k); err != nil {
+			n.log.Warn("listeners", "socket", k.String(), "err", err)
+		}
+	}
+	for _, p := range n.pods {
+		if err := n.openLocked(p); err != nil {
+			n.problemLocked(&p.w, err)
+		}
+	}
+}
+
+// Freeze says whether a process that may take over has a copy of the Owner's
+// sockets: then none is opened or closed, whatever is applied. Capture rules stay
+// should Run end meanwhile.
+func (n *Node) Freeze(on bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.frozen = on
+	if !on && n.ctx != nil {
+		n.syncLocked()
+	}
+}
+
+// HandOver ends accepting, because a successor accepts on the same sockets: when it returns
+// this process has closed its own of them, all of the Owner's, and has no part
+// in the pods' capture any more. Connections go on; Drain comes next.
+func (n *Node) HandOver() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.gone = true
+	for _, p := range n.pods {
+		p.engine.StopListening()
+	}
+	if err := n.cfg.Owner.Close(); err != nil {
+		n.log.Warn("listeners", "err", err)
+	}
+}
+
+// Drain ends what clients have under way without losing any of it: readiness
+// answers 503, HTTP/2 connections get GOAWAY, HTTP/1 answers "Connection: close",
+// and requests, relays and new connections go on. It returns when none is left, or
+// limit has passed, or ctx ends; what is left is cut by the end of Run. A node that
+// drains stays so.
+func (n *Node) Drain(ctx context.Context, limit time.Duration) {
+	n.mu.Lock()
+	n.draining = true
+	if s := n.store.Load(); s != nil {
+		n.store.Swap(s.WithDraining(true))
+	}
+	n.mu.Unlock()
+	n.engine.Drain()
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	look := time.NewTicker(drainLook)
+	defer look.Stop()
+	left := n.engine.Serving()
+	for left > 0 && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-look.C:
+			left = n.engine.Serving()
+		}
+	}
+	n.engine.Farewell()
+	n.log.Info("drained", "took", time.Since(start).Round(time.Millisecond), "cut", left)
+}
