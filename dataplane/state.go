@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"aether/dataplane/engine"
+	"aether/dataplane/outbound"
 	"aether/mtls"
 )
 
@@ -86,6 +87,40 @@ func (n *Node) Sessions(ctx context.Context, pod string, limit int) Sessions {
 		return cmp.Or(cmp.Compare(a.Pod, b.Pod), a.Endpoint.Compare(b.Endpoint), cmp.Compare(a.Port, b.Port), cmp.Compare(b.AgeMS, a.AgeMS))
 	})
 	out.Sessions = out.Sessions[:min(limit, len(out.Sessions))]
+	slices.Sort(out.Silent)
+	return out
+}
+
+// Endpoints are what a node's pods have learnt of the endpoints that they call.
+type Endpoints struct {
+	Endpoints []outbound.EndpointState `json:"endpoints"`
+	// Total is how many there are, which may be more than are listed.
+	Total int `json:"total"`
+	// Silent are the loops that did not answer within askTime: what they know is missing.
+	Silent []int `json:"silent_loops,omitempty"`
+}
+
+// Endpoints tells of up to limit endpoints, as pod ("shop/web-1"; "": each) knows them.
+func (n *Node) Endpoints(ctx context.Context, pod string, limit int) Endpoints {
+	type part struct {
+		list  []outbound.EndpointState
+		total int
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	parts, silent := engine.Ask(ctx, n.engine, func(l *engine.Loop) part {
+		list, total := n.out.Endpoints(l, pod, limit)
+		return part{list, total}
+	})
+	out := Endpoints{Endpoints: []outbound.EndpointState{}, Silent: silent}
+	for _, p := range parts {
+		out.Endpoints = append(out.Endpoints, p.list...)
+		out.Total += p.total
+	}
+	slices.SortFunc(out.Endpoints, func(a, b outbound.EndpointState) int {
+		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Destination, b.Destination), a.Endpoint.Compare(b.Endpoint), cmp.Compare(a.Loop, b.Loop))
+	})
+	out.Endpoints = out.Endpoints[:min(limit, len(out.Endpoints))]
 	slices.Sort(out.Silent)
 	return out
 }

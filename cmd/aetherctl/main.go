@@ -28,6 +28,7 @@ func commands() []*cobra.Command {
 		statusCommand(),
 		connectionsCommand(),
 		sessionsCommand(),
+		endpointsCommand(),
 		certsCommand(),
 		loglevelCommand(),
 		snapshotCommand(),

@@ -124,6 +124,31 @@ be added. Status 2: an event loop did not answer, and its part is missing.`,
 		})
 }
 
+func endpointsCommand() *cobra.Command {
+	return list("endpoints", "Print what a node's pods have learnt of the endpoints that they call",
+		`endpoints prints, for each pod of a node and each endpoint that it has called lately, what
+decides whether it is chosen again: requests (or raw-TCP connections) under way, sessions,
+latency up to the answer's head (a peak that fades), recent failures (fading), and whether
+it is ejected, for how long yet, and how often it was. A pod learns by itself: what one
+knows is held against the endpoint by no other.
+
+With -o json a line is an object: pod, loop, destination, endpoint, open, sessions,
+latency_ms, trouble, ejected_ms, ejections. New names may be added. Status 2: an event loop
+did not answer, and its part is missing.`,
+		"/endpoints", func(w io.Writer, b []byte, asJSON bool) ([]string, bool, error) {
+			var c dataplane.Endpoints
+			if err := json.Unmarshal(b, &c); err != nil {
+				return nil, false, err
+			}
+			notes := admin.Notes(len(c.Endpoints), c.Total, c.Silent)
+			if asJSON {
+				return notes, len(c.Silent) > 0, items(w, c.Endpoints)
+			}
+			admin.WriteEndpoints(w, &c)
+			return notes, len(c.Silent) > 0, nil
+		})
+}
+
 func certsCommand() *cobra.Command {
 	return list("certs", "Print the certificates and trust bundles of a node's pods",
 		`certs prints, for each pod of a node, the certificate that it shows to others and the

@@ -65,6 +65,8 @@ func TestPartialAnswer(t *testing.T) {
 		{"connections", `{"connections":[{"pod":"shop/web-1","role":"captured","state":"idle"}],"total":1,"silent_loops":[0]}`, 2, "shop/web-1", "loop 0 did not answer"},
 		{"connections -o json", `{"connections":[{"pod":"shop/web-1","role":"captured","state":"idle"}],"total":9}`, 0, `{"pod":"shop/web-1",`, "1 of 9 are shown"},
 		{"sessions -o json", `{"sessions":[{"pod":"shop/web-1","state":"ready","certificates_until":"2026-01-02T03:04:05Z"}],"total":1,"silent_loops":[0,2]}`, 2, `"certificates_until":"2026-01-02T03:04:05Z"`, "loop 2 did not answer"},
+		{"endpoints", `{"endpoints":[{"pod":"shop/web-1","destination":"shop/cart:8080","open":3}],"total":1}`, 0, "shop/cart:8080", ""},
+		{"endpoints -o json", `{"endpoints":[{"pod":"shop/web-1","ejected_ms":1500}],"total":1,"silent_loops":[1]}`, 2, `"ejected_ms":1500`, "loop 1 did not answer"},
 		{"certs", `no JSON`, 1, "", "another version's"},
 	} {
 		answer = tt.answer

@@ -48,6 +48,7 @@ func Handler(c Config) http.Handler {
 	mux.HandleFunc("GET /status", a.status)
 	mux.HandleFunc("GET /connections", a.connections)
 	mux.HandleFunc("GET /sessions", a.sessions)
+	mux.HandleFunc("GET /endpoints", a.endpoints)
 	mux.HandleFunc("GET /certs", a.certs)
 	mux.HandleFunc("GET /loglevel", a.level)
 	mux.HandleFunc("PUT /loglevel", a.setLevel)
@@ -79,12 +80,13 @@ func (a *admin) index(w http.ResponseWriter, _ *http.Request) {
      ?pod=NS/NAME           of this pod
      &limit=N               at most so many (200 unless told, 2000 at most)
 /sessions                   mTLS sessions to other nodes; pod and limit as above
+/endpoints                  what pods have learnt of the endpoints that they call; pod and limit as above
 /certs                      certificates and trust bundles of the pods; pod and limit as above
 /loglevel                   the log's level; PUT or POST with level=debug|info|warn|error sets it
 /metrics                    Prometheus
 /debug/pprof/               profiles
 
-/explain, /why, /connections, /sessions and /certs answer in JSON to format=json, and to an Accept field of application/json.
+/explain, /why, /connections, /sessions, /endpoints and /certs answer in JSON to format=json, and to an Accept field of application/json.
 `)
 }
 

@@ -102,7 +102,8 @@ local shop/web 8080
 	want("/connections?format=json", 200, `{"connections":[],"total":0}`)
 	want("/sessions?limit=2000&format=json", 200, `{"sessions":[],"total":0}`)
 	want("/certs?pod=shop/web-1&format=json", 200, `{"certificates":[],"total":0}`)
-	for _, path := range []string{"/connections", "/sessions", "/certs"} {
+	want("/endpoints?format=json", 200, `{"endpoints":[],"total":0}`)
+	for _, path := range []string{"/connections", "/sessions", "/endpoints", "/certs"} {
 		want(path+"?limit=0", 400, `limit: "0" is no number from 1 to 2000`)
 		want(path+"?limit=2001", 400, `limit: "2001" is no number`)
 		want(path+"?pod=web", 400, `pod: "web" is not namespace/name`)

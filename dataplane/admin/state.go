@@ -85,6 +85,13 @@ func (a *admin) sessions(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+func (a *admin) endpoints(w http.ResponseWriter, r *http.Request) {
+	if s, ok := selection(w, r); ok {
+		c := a.Node.Endpoints(r.Context(), s.Pod, s.Limit)
+		answer(w, r, &c, func(out io.Writer) { WriteEndpoints(out, &c) })
+	}
+}
+
 func (a *admin) certs(w http.ResponseWriter, r *http.Request) {
 	if s, ok := selection(w, r); ok {
 		c := a.Node.Certificates(s.Pod, s.Limit)
@@ -188,6 +195,23 @@ func WriteSessions(w io.Writer, c *dataplane.Sessions, now time.Time) {
 		}
 	})
 	notes(w, Notes(len(c.Sessions), c.Total, c.Silent))
+}
+
+// WriteEndpoints writes c for people.
+func WriteEndpoints(w io.Writer, c *dataplane.Endpoints) {
+	table(w, "POD DESTINATION ENDPOINT OPEN SESSIONS LATENCY TROUBLE EJECTED-FOR EJECTIONS", func(row func(...any)) {
+		for _, s := range c.Endpoints {
+			latency, ejected := "", ""
+			if s.LatencyMS > 0 {
+				latency = strconv.FormatFloat(s.LatencyMS, 'f', 1, 64) + "ms"
+			}
+			if s.EjectedMS > 0 {
+				ejected = short(s.EjectedMS)
+			}
+			row(s.Pod, s.Destination, addr(s.Endpoint), s.Open, s.Sessions, latency, strconv.FormatFloat(s.Trouble, 'f', 1, 64), ejected, s.Ejections)
+		}
+	})
+	notes(w, Notes(len(c.Endpoints), c.Total, c.Silent))
 }
 
 // WriteCertificates writes c for people.

@@ -8,6 +8,7 @@ import (
 
 	"aether/dataplane"
 	"aether/dataplane/engine"
+	"aether/dataplane/outbound"
 )
 
 // TestTables: what is open, for people; what is missing is said beneath.
@@ -38,6 +39,18 @@ shop/web-1  inbound   -                :8080            h2        stream  3d    
 	}}}, now)
 	want = `POD         ENDPOINT         PORT  STATE  STREAMS  WAITING  REQUESTS  AGE   IDLE  CERTIFICATES  IDENTITY                    PEER
 shop/web-1  10.1.2.10:18008  8080  ready  4        0        9         1.5s  0s    1h30m0s       spiffe://td/ns/shop/sa/web  spiffe://td/ns/shop/sa/cart
+`
+	if b.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+	}
+	b.Reset()
+	WriteEndpoints(&b, &dataplane.Endpoints{Total: 2, Endpoints: []outbound.EndpointState{
+		{Pod: "shop/web-1", Destination: "shop/cart:8080", Endpoint: netip.MustParseAddrPort("10.1.2.10:18008"), Open: 2, Sessions: 1, LatencyMS: 3.14},
+		{Pod: "shop/web-1", Destination: "shop/cart:8080", Endpoint: netip.MustParseAddrPort("10.1.2.11:18008"), Trouble: 1.5, EjectedMS: 29_500, Ejections: 2},
+	}})
+	want = `POD         DESTINATION     ENDPOINT         OPEN  SESSIONS  LATENCY  TROUBLE  EJECTED-FOR  EJECTIONS
+shop/web-1  shop/cart:8080  10.1.2.10:18008  2     1         3.1ms    0.0      -            0
+shop/web-1  shop/cart:8080  10.1.2.11:18008  0     0         -        1.5      29.5s        2
 `
 	if b.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", b.String(), want)

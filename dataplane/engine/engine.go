@@ -441,7 +441,7 @@ func (l *Loop) dropPod(p *Pod) {
 	p.unlisten(l)
 	for h := range l.hops {
 		if h.pod == p {
-			h.Close(errPodGone)
+			h.shut(errPodGone, exchange.Closed) // nothing is to be tried again for it
 		}
 	}
 	for k, a := range l.apps {

@@ -33,6 +33,7 @@ type Hop struct {
 	empty   func() // called when no session is left and none is being made
 	dialing bool
 	cancel  context.CancelFunc
+	group   *HopGroup // nil: none
 }
 
 // sessions are the HTTP/2 connections to one destination, and the requests
@@ -173,13 +174,14 @@ func (s *sessions) close(cause error, code exchange.Code) {
 	s.closed = true
 	s.fail(cause, code)
 	for _, c := range slices.Concat(s.conns, s.old) {
+		c.cause = cause
 		c.end(code)
 	}
 }
 
 // dialMore dials a further session if the key may have one.
 func (h *Hop) dialMore() {
-	if h.dialing || h.closed || len(h.conns) >= maxSessions {
+	if h.dialing || h.closed || !h.mayDial() {
 		return
 	}
 	h.dialing = true
@@ -221,22 +223,12 @@ func (h *Hop) emptied() {
 		delete(h.l.hops, h)
 		if h.empty != nil && !h.closed {
 			h.closed = true
+			h.leaveGroup()
 			h.empty()
 		}
 	}
 }
 
-// Close ends all sessions at once (identity revoked, endpoint or pod gone).
-func (h *Hop) Close(cause error) {
-	if h.closed {
-		return
-	}
-	delete(h.l.hops, h)
-	if h.cancel != nil {
-		h.cancel()
-	}
-	h.close(cause, exchange.Closed)
-	if h.empty != nil {
-		h.empty()
-	}
-}
+// Close ends all sessions at once (identity revoked, endpoint gone). Requests under
+// way fail as Closed; those that wait, of which nothing was sent, as Connect.
+func (h *Hop) Close(cause error) { h.shut(cause, exchange.Connect) }

@@ -510,29 +510,37 @@ func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, f
 		}
 		c.relay(func() {
 			defer c.o.Relays.Add(c.state(a.RemoteAddr(), ""))()
-			c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, relay.Options{}))
+			c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, relay.Options{}), nil)
 		})
 	})
 }
 
 // forward relays fd over the hop: a declared raw-TCP port.
 func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first []byte) {
-	rq := reqState{v: v, snap: snap}
-	e := c.st.pick(c.pod, &rq)
+	rq := &reqState{v: v, snap: snap}
+	e := c.st.pick(c.pod, rq)
 	if e == nil {
 		_ = socket.Abort(fd)
 		c.record(v, snap, connEnd{ended: "proxy", cause: "no-endpoint"})
+		return
+	}
+	ctx, raw, ok := c.st.beginRaw(c.pod, rq, e)
+	if !ok {
+		_ = socket.Abort(fd)
+		c.record(v, snap, connEnd{endpoint: e, ended: "proxy", cause: causeOverflow})
 		return
 	}
 	first = clone(first)
 	c.st.l.Go(func() {
 		a, err := socket.MakeConn(fd)
 		if err != nil {
+			_ = c.st.endRaw(ctx, raw)
 			return
 		}
 		refuse := func(kind string) {
 			_ = a.SetLinger(0)
 			a.Close()
+			_ = c.st.endRaw(ctx, raw)
 			c.record(v, snap, connEnd{endpoint: e, ended: "server", cause: kind})
 		}
 		pin, err := spiffeid.Parse(e.SPIFFEID)
@@ -541,7 +549,8 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 			return
 		}
 		k := meshhop.Key{Pod: c.pod.Container, Source: c.pod.ID, Endpoint: e.Addr, SNI: v.Backend.SNI, Proto: meshhop.Raw, Pin: pin}
-		s, err := c.o.cfg.Dialer.Dial(c.pod.Context, k)
+		s, err := c.o.cfg.Dialer.Dial(ctx, k)
+		c.st.connected(raw, rq, err)
 		if err != nil {
 			c.o.notOpened(k, err)
 			refuse(string(meshhop.ReasonOf(err)))
@@ -550,7 +559,8 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 		hop, rec := s.Conn, s.Record()
 		c.relay(func() {
 			defer c.o.Relays.Add(c.state(a.RemoteAddr(), e.SPIFFEID))()
-			c.recordRelay(v, snap, e, relay.TLS(c.pod.Context, a, hop, rec, first, relay.Options{}))
+			r := relay.TLS(ctx, a, hop, rec, first, relay.Options{})
+			c.recordRelay(v, snap, e, r, c.st.endRaw(ctx, raw))
 		})
 	})
 }
@@ -574,7 +584,8 @@ type connEnd struct {
 	cause    string
 }
 
-func (c *conn) recordRelay(v decide.Verdict, snap *snapshot.Snapshot, e *snapshot.Endpoint, r relay.Result) {
+// recordRelay tells of a relay that is over; cut is what ended it, if it was ended by us.
+func (c *conn) recordRelay(v decide.Verdict, snap *snapshot.Snapshot, e *snapshot.Endpoint, r relay.Result, cut error) {
 	ended := "proxy"
 	switch r.First {
 	case relay.A:
@@ -582,7 +593,11 @@ func (c *conn) recordRelay(v decide.Verdict, snap *snapshot.Snapshot, e *snapsho
 	case relay.B:
 		ended = "server"
 	}
-	c.record(v, snap, connEnd{endpoint: e, in: r.AtoB, out: r.BtoA, ended: ended, cause: r.Cause()})
+	cause := r.Cause()
+	if r.End == relay.Cancelled && cut != nil {
+		cause = why(cut)
+	}
+	c.record(v, snap, connEnd{endpoint: e, in: r.AtoB, out: r.BtoA, ended: ended, cause: cause})
 }
 
 // record tells the journal of a connection that carried no request of ours. Any goroutine.

@@ -23,18 +23,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"aether/dataplane/balance"
 	"aether/dataplane/decide"
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
+	"aether/dataplane/reactor"
 	"aether/dataplane/snapshot"
 	"aether/dataplane/telemetry"
 	"aether/meshhop"
 	"aether/mtls"
-	"aether/mtls/record"
 	"aether/mtls/spiffeid"
 	"aether/tproxy/socket"
 )
@@ -65,7 +64,7 @@ func New(cfg Config) *Outbound {
 	}
 	o := &Outbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil)}
 	o.loops.Make = func(l *engine.Loop) *loopState {
-		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 		st.pool.Service = o
 		return st
 	}
@@ -90,21 +89,14 @@ type loopState struct {
 	l    *engine.Loop
 	pool exchange.Pool
 	hops map[hopKey]*hopState
+	pods map[*Pod]*upstreams
 	rnd  *rand.Rand
 	free []*sniffer
 	end  journal.Entry // scratch: observers copy what they keep
-}
 
-type hopKey struct {
-	pod  *Pod
-	addr netip.AddrPort
-	port uint16
-	pin  string
-}
-
-type hopState struct {
-	hop  *engine.Hop
-	load uint32 // requests under way
+	lastPod *Pod // whose upstreams last is; nil: none
+	last    *upstreams
+	sweep   reactor.Timer
 }
 
 // conn is one downstream connection.
@@ -124,7 +116,8 @@ type conn struct {
 type reqState struct {
 	v        decide.Verdict
 	snap     *snapshot.Snapshot
-	hop      *hopState
+	try      attempt // where the request is, if anywhere
+	next     choice  // where it goes next
 	endpoint *snapshot.Endpoint
 	tried    [3]netip.AddrPort
 	attempt  int
@@ -178,47 +171,6 @@ func (o *Outbound) accept(l *engine.Loop, fd int, p *Pod, dir model.Direction, d
 		_ = socket.Abort(fd)
 		c.record(v, snap, connEnd{})
 	}
-}
-
-var errNoIdentity = errors.New("the endpoint's row has no valid SPIFFE ID")
-
-// hopFor finds or makes the hop that carries requests of the pod to e.
-func (st *loopState) hopFor(p *Pod, b *snapshot.Backend, e *snapshot.Endpoint) (*hopState, error) {
-	k := hopKey{p, e.Addr, b.Port, e.SPIFFEID}
-	if h := st.hops[k]; h != nil {
-		return h, nil
-	}
-	pin, err := spiffeid.Parse(e.SPIFFEID)
-	if err != nil {
-		return nil, errNoIdentity
-	}
-	mk := meshhop.Key{Pod: p.Container, Source: p.ID, Endpoint: e.Addr, SNI: b.SNI, Proto: meshhop.H2, Pin: pin}
-	h := &hopState{}
-	h.hop = st.l.NewHop(p.Engine, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
-		s, err := st.o.cfg.Dialer.Dial(ctx, mk)
-		if err != nil {
-			st.o.notOpened(mk, err)
-			return -1, nil, 0, err
-		}
-		rec := s.Record()
-		fd, err := socket.TakeFD(s.Conn)
-		if err != nil {
-			return -1, nil, 0, err
-		}
-		return fd, rec, time.Until(s.NotAfter), nil
-	}, func() {
-		if st.hops[k] == h {
-			delete(st.hops, k)
-		}
-	})
-	st.hops[k] = h
-	return h, nil
-}
-
-// notOpened logs once a cause.
-func (o *Outbound) notOpened(k meshhop.Key, err error) {
-	why := string(meshhop.ReasonOf(err))
-	o.quiet.Warn(why+" "+k.String(), "hop not opened", "reason", why, "err", err)
 }
 
 // Request is exchange.Service.
@@ -369,62 +321,6 @@ func (o *Outbound) requestID(x *exchange.Exchange, rq *reqState) {
 	x.Req.Add(hdrRequestID, rq.reqID[:])
 }
 
-// send gives the request to the hop of e; nil: there is no endpoint.
-func (o *Outbound) send(x *exchange.Exchange, c *conn, rq *reqState, e *snapshot.Endpoint) {
-	if e == nil {
-		o.fail(x, rq, "no-endpoint", "no healthy endpoint serves "+rq.v.Backend.Name)
-		return
-	}
-	h, err := c.st.hopFor(c.pod, rq.v.Backend, e)
-	if err != nil {
-		x.Cause = err
-		o.fail(x, rq, "wrong-peer", err.Error())
-		return
-	}
-	rq.endpoint = e
-	if rq.attempt < len(rq.tried) {
-		rq.tried[rq.attempt] = e.Addr
-	}
-	rq.attempt++
-	rq.release()
-	rq.hop = h
-	h.load++
-	h.hop.Send(x)
-}
-
-func (rq *reqState) release() {
-	if rq.hop != nil {
-		rq.hop.load--
-		rq.hop = nil
-	}
-}
-
-// pick chooses an endpoint out of the verdict's, none of those already tried; nil: there is no other.
-func (st *loopState) pick(p *Pod, rq *reqState) *snapshot.Endpoint {
-	tried := rq.tried[:min(rq.attempt, len(rq.tried))]
-	if e := rq.v.Pinned; e != nil { // it or none (contract 5.10)
-		if slices.Contains(tried, e.Addr) {
-			return nil
-		}
-		return e
-	}
-	set := rq.v.Set
-	i := balance.Pick(set, func(i int) uint32 {
-		e := set.At(i)
-		if slices.Contains(tried, e.Addr) {
-			return balance.Excluded
-		}
-		if h := st.hops[hopKey{p, e.Addr, rq.v.Backend.Port, e.SPIFFEID}]; h != nil {
-			return h.load
-		}
-		return 0
-	}, st.rnd.Uint32())
-	if i < 0 {
-		return nil
-	}
-	return set.At(i)
-}
-
 // fail answers 503 with a reason for people; its kind goes to the journal.
 func (o *Outbound) fail(x *exchange.Exchange, rq *reqState, kind, text string) {
 	rq.cause = kind
@@ -483,6 +379,8 @@ func (o *Outbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
 	if rq.v.Action != decide.Forward {
 		return
 	}
+	c := x.Conn.(*engine.ConnInfo).User.(*conn)
+	c.st.answered(x, rq, h)
 	if v, ok := h.Get("x-aether-outcome"); ok {
 		rq.outcome.Set(v)
 		h.Del("x-aether-outcome")
@@ -503,6 +401,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 		o.reply(x, 503, "", "the dialled address did not answer ("+code.String()+")\n", 14)
 		return
 	}
+	c.st.failed(x, rq, code)
 	// Nothing of it was processed: another host may have it (contract 5.7).
 	if (code == exchange.Refused || code == exchange.Connect) && rq.attempt < len(rq.tried) && x.Replayable() {
 		e := c.st.pick(c.pod, rq)
@@ -529,7 +428,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 func (o *Outbound) Done(x *exchange.Exchange) {
 	c := x.Conn.(*engine.ConnInfo).User.(*conn)
 	rq := x.User.(*reqState)
-	rq.release()
+	c.st.leave(x, rq)
 	c.st.l.Gauges.Outbound.Add(-1)
 	v := &rq.v
 	if v.Action == 0 {
@@ -568,6 +467,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.Cause, e.Outcome = rq.cause, rq.outcome
 	e.Version = rq.snap.Version()
 	rq.snap = nil // a request that is over keeps no old world alive
+	rq.next = choice{}
 	rq.v, rq.endpoint, rq.host, rq.path, rq.origin = decide.Verdict{}, nil, nil, nil, nil
 	if e.Classify(); e.Failed() {
 		id, _ := x.Req.Get("x-request-id")
@@ -598,28 +498,6 @@ func (c *conn) entry(e *journal.Entry) {
 	e.Dst, e.Sniff = c.flow.Dst.AddrPort, c.flow.Sniff
 }
 
-// Swept closes hop sessions to endpoints that snap does not have any more. Safe for concurrent use.
-func (o *Outbound) Swept(snap *snapshot.Snapshot) {
-	type target struct {
-		addr netip.AddrPort
-		pin  string
-	}
-	there := map[target]struct{}{}
-	for _, b := range snap.Backends() {
-		for _, e := range snap.Endpoints(b).All() {
-			there[target{e.Addr, e.SPIFFEID}] = struct{}{}
-		}
-	}
-	o.loops.Each(func(st *loopState) {
-		for k, h := range st.hops {
-			if _, ok := there[target{k.addr, k.pin}]; !ok {
-				delete(st.hops, k)
-				h.hop.Close(errEndpointGone)
-			}
-		}
-	})
-}
-
 // why classes what ended a hop: a closed set, fit for a metric's label.
 func why(err error) string {
 	switch {
@@ -629,8 +507,8 @@ func why(err error) string {
 		return "hop-full"
 	case errors.Is(err, errEndpointGone):
 		return "endpoint-gone"
+	case errors.Is(err, errEndpointUnhealthy):
+		return "endpoint-unhealthy"
 	}
 	return string(meshhop.ReasonOf(err))
 }
-
-var errEndpointGone = errors.New("the endpoint left the registry")

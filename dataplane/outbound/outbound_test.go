@@ -1,6 +1,7 @@
 package outbound
 
 import (
+	"context"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -37,6 +38,20 @@ type unrecorded struct{ *Outbound }
 
 func (unrecorded) Done(*exchange.Exchange) {}
 
+// stillLoop is a loop that does not run; its clock stands unless now is given.
+func stillLoop(t testing.TB, now func() int64) *engine.Loop {
+	e, err := engine.New(engine.Config{Now: now, MaxLoops: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		e.Run(ctx) // which ends at once, and closes it
+	})
+	return e.Loops()[0]
+}
+
 // TestLocalAnswers: what Outbound answers by itself, with no endpoint that it could dial.
 func TestLocalAnswers(t *testing.T) { // case 193
 	m := modeltest.Mesh(t, `
@@ -61,7 +76,8 @@ rule name=say match=grpc:echo.Echo/Say
 	var store snapshot.Store
 	store.Swap(s)
 	o := New(Config{Store: &store})
-	st := &loopState{o: o, l: &engine.Loop{}, hops: map[hopKey]*hopState{}, rnd: rand.New(rand.NewPCG(1, 2))}
+	st := o.loops.Make(stillLoop(t, nil))
+	st.rnd = rand.New(rand.NewPCG(1, 2))
 	pool := exchange.Pool{Service: unrecorded{o}}
 	for _, tt := range []struct {
 		port, request string

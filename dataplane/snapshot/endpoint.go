@@ -85,7 +85,13 @@ func NewServiceSet(all []*Endpoint, keys []string) *EndpointSet {
 
 // newSet is NewEndpointSet of endpoints in order, without subsets.
 func newSet(all []*Endpoint) *EndpointSet {
-	s := &EndpointSet{all: all}
+	return &EndpointSet{all: all, levels: makeLevels(all, nil)}
+}
+
+// makeLevels shares the traffic among the priorities of endpoints, which are in
+// order. Those that are aside count as unhealthy; nil: none is.
+func makeLevels(all []*Endpoint, aside func(i int) bool) []Level {
+	picks := func(i int, e *Endpoint) bool { return e.Usable() && (aside == nil || !aside(i)) }
 	priorities := 1 // up to the farthest that is there
 	for _, e := range all {
 		priorities = max(priorities, int(e.Priority)+1)
@@ -96,16 +102,16 @@ func newSet(all []*Endpoint) *EndpointSet {
 		total, usable = make([]int, priorities), make([]int, priorities)
 	}
 	levels := 0
-	for _, e := range all {
+	for i, e := range all {
 		total[e.Priority]++
-		if e.Usable() {
+		if picks(i, e) {
 			if usable[e.Priority]++; usable[e.Priority] == 1 {
 				levels++
 			}
 		}
 	}
 	if levels == 0 {
-		return s
+		return nil
 	}
 	health := func(p int) int { // of 1000; never 0 while one is usable
 		if usable[p] == 0 {
@@ -119,7 +125,7 @@ func newSet(all []*Endpoint) *EndpointSet {
 	}
 	whole = min(whole, 1000) // below 1000 the levels share what is there
 	given := 0
-	s.levels = make([]Level, 0, levels)
+	out := make([]Level, 0, levels)
 	for p := range priorities {
 		if usable[p] == 0 {
 			continue
@@ -130,15 +136,15 @@ func newSet(all []*Endpoint) *EndpointSet {
 		l := Level{Upto: uint32(uint64(given) * ShareOf / uint64(whole)), Index: make([]int, 0, usable[p]), Weight: make([]uint64, 0, usable[p])}
 		var sum uint64
 		for i, e := range all {
-			if int(e.Priority) == p && e.Usable() {
+			if int(e.Priority) == p && picks(i, e) {
 				sum += uint64(e.Weight)
 				l.Index = append(l.Index, i)
 				l.Weight = append(l.Weight, sum)
 			}
 		}
-		s.levels = append(s.levels, l)
+		out = append(out, l)
 	}
-	return s
+	return out
 }
 
 // Keys are the metadata keys of the service that select, ascending. Read only.
@@ -163,6 +169,11 @@ func (s *EndpointSet) Empty() bool { return len(s.levels) == 0 }
 
 // Levels are the usable endpoints by priority, nearest first. Read only.
 func (s *EndpointSet) Levels() []Level { return s.levels }
+
+// LevelsWithout are the levels that there would be if the endpoints that aside
+// reports were unhealthy: how outlier ejection composes with priorities (contract
+// 5.5, 5.6).
+func (s *EndpointSet) LevelsWithout(aside func(i int) bool) []Level { return makeLevels(s.all, aside) }
 
 // Find is the index of the endpoint at that address, or -1.
 func (s *EndpointSet) Find(a netip.AddrPort) int {

@@ -149,4 +149,32 @@ var All = []Mutant{
 		New:      "path, query := cutPath(append([]byte(nil), r.Path...))\n\tchosen, self, prefix := p.Self, p.Self, 0",
 		Package:  "./dataplane/decide", Run: "TestDecideAllocs",
 	},
+	{
+		Property: "a failure never makes an endpoint look cheap",
+		File:     "dataplane/balance/host.go",
+		Old:      "took > 0 && status < 400 {",
+		New:      "took > 0 {",
+		Package:  "./dataplane/balance", Run: "TestFailuresAreNotCheap",
+	},
+	{
+		Property: "an old estimate does not recommend an endpoint",
+		File:     "dataplane/balance/balance.go",
+		Old:      "fa = clear(ha.faded(now), pb)",
+		New:      "fa = clear(ha.faded(now), hb.faded(now))",
+		Package:  "./dataplane/balance", Run: "TestPickShares",
+	},
+	{
+		Property: "what is ejected gets nothing",
+		File:     "dataplane/balance/outlier.go",
+		Old:      "	d.gen++",
+		New:      "",
+		Package:  "./dataplane/balance", Run: "TestPickValid|TestPickSubset",
+	},
+	{
+		Property: "an only endpoint is never ejected",
+		File:     "dataplane/balance/outlier.go",
+		Old:      "	out := 1",
+		New:      "	out := 0",
+		Package:  "./dataplane/balance", Run: "TestEjectedAtMostHalf",
+	},
 }
