@@ -78,7 +78,7 @@ connections and those to the proxy port, inbound ones of other nodes, its own to
 applications, and relays (raw TCP and what passes through).
 
 State is sniff (its first bytes are waited for), idle, head, request, response, stream,
-connect, drain, linger or relay. Bytes are the socket's, TLS included; a relay's are told
+connect, tunnel (an open upgrade), drain, linger or relay. Bytes are the socket's, TLS included; a relay's are told
 when it ends ('aetherctl why').
 
 With -o json a line is an object: pod, loop, role, client, destination, peer, protocol, state,

@@ -41,8 +41,9 @@ const (
 // address), Deliver (inbound), Refuse, Reply or Await with Status and Text. Of a Forward,
 // Deliver or Reply whose Pipe has an Authz the authorization service is asked first.
 //
-// An extended CONNECT (RFC 8441) has r.Upgrade set and is routed like any other
-// request; a plain CONNECT is answered 404.
+// A request for an upgrade has r.Upgrade set and is routed like any other, whether it
+// came as HTTP/1.1 or as extended CONNECT (RFC 8441), whose method the engine makes
+// GET; a plain CONNECT is answered 404.
 func Route(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, pick uint32, t *Trace) Verdict {
 	if t != nil {
 		t.add("request %s", model.RequestString(r))

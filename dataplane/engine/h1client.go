@@ -34,6 +34,9 @@ type h1client struct {
 	noReuse    bool
 	idle       bool
 	requests   uint64
+	rst        bool   // the connection is closed with a reset
+	asks       bool   // for an upgrade
+	accept     []byte // that the answer to a key of ours must hold
 }
 
 // connect starts a non-blocking connect on fd, a socket from the pod's namespace.
@@ -74,6 +77,10 @@ func (c *h1client) Event(ev uint32) {
 	}
 	if ev&^reactor.Writable != 0 {
 		c.edge(ev)
+		if c.tunnel && ev&reactor.Error != 0 { // reset: a stalled reader would not find out
+			c.gone(exchange.Closed)
+			return
+		}
 		c.pump()
 	}
 }
@@ -125,7 +132,7 @@ func (c *h1client) take(x *exchange.Exchange) {
 	c.asked, c.gotByte, c.inBody, c.trailing, c.stalled, c.starved, c.reqDone = false, false, false, false, false, false, false
 	c.isHead = x.Head()
 	c.active = c.l.Now()
-	x.Req.Upgrade = nil // no tunnel is made: the application answers as if it had not been asked
+	c.asks = false
 	x.Forward(c)
 }
 
@@ -134,8 +141,11 @@ func (c *h1client) WriteHead(h *httpmsg.Head, end bool) {
 	if c.closed {
 		return
 	}
-	c.outF = http1.RequestFraming(h)
-	if end && c.outF == http1.Chunked {
+	switch c.outF = http1.RequestFraming(h); {
+	case h.Upgrade != nil: // the request ends with its head, whatever follows once it is granted
+		h, end = c.ask(h), true
+		c.outF = http1.None
+	case end && c.outF == http1.Chunked:
 		c.outF = http1.None
 	}
 	if c.out == nil {
@@ -154,6 +164,10 @@ func (c *h1client) WriteData(p []byte, end bool) int {
 	n := c.queue(p, end)
 	if end && n == len(p) {
 		c.reqDone = true
+		if c.tunnel {
+			c.outEnd = true
+			c.tunnelEnded()
+		}
 	}
 	c.mark()
 	return n
@@ -180,6 +194,7 @@ func (c *h1client) Resume() {
 // Abort is exchange.Stream: HTTP/1 has no way to give up a request but to close.
 func (c *h1client) Abort(exchange.Code) {
 	c.x = nil
+	c.rst = c.tunnel // an end would tell the application that all had come
 	c.gone(exchange.NoError)
 }
 
@@ -188,7 +203,7 @@ func (c *h1client) gone(code exchange.Code) {
 	if c.closed {
 		return
 	}
-	c.shut(false)
+	c.shut(c.rst)
 	c.dropBuffers()
 	if c.pool != nil {
 		c.pool.lost(c)
@@ -211,6 +226,9 @@ func (c *h1client) pump() { c.pumpAll(c) }
 
 // fill is h1end.
 func (c *h1client) fill() bool {
+	if c.inEnd {
+		return false
+	}
 	n, err := c.refill(c, !c.inBody)
 	if err != nil {
 		c.ended(err)
@@ -230,6 +248,10 @@ func (c *h1client) fill() bool {
 
 // ended: the application closed or reset the connection.
 func (c *h1client) ended(err error) {
+	if c.x != nil && c.tunnel && errors.Is(err, io.EOF) {
+		c.appEnded()
+		return
+	}
 	if c.x != nil && c.inBody && c.resF == http1.ToClose && errors.Is(err, io.EOF) {
 		c.noReuse = true
 		c.x.ResponseData(nil, true)
@@ -258,7 +280,7 @@ func (c *h1client) process() bool {
 			c.r += n
 			c.resF = f
 			if c.l.resHead.Status < 200 {
-				if c.l.resHead.Status == 101 { // an upgrade was not asked for
+				if c.l.resHead.Status == 101 && !c.switched(&c.l.resHead) {
 					c.gone(exchange.Protocol)
 					return false
 				}
@@ -328,6 +350,10 @@ func (c *h1client) Flush() {
 	if len(c.out) > 0 && !c.wblk {
 		c.asked = true
 		if err := c.send(); err != nil {
+			if c.tunnel {
+				c.gone(exchange.Closed)
+				return
+			}
 			// An answer may have come before the application stopped reading.
 			c.out = c.out[:0]
 			c.noReuse = true
@@ -352,6 +378,10 @@ func (c *h1client) Flush() {
 		if c.closed || len(c.out) > 0 {
 			return
 		}
+	}
+	if err := c.endOut(); err != nil || c.tunnel && c.x == nil {
+		c.gone(exchange.Closed) // or both sides have ended
+		return
 	}
 	if c.pending() {
 		c.pump()

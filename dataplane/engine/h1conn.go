@@ -25,6 +25,11 @@ type h1conn struct {
 	trailing bool // the body has ended, its trailers have not been taken
 	starved  bool // body bytes for out were refused: tell the exchange once there is room
 	pumping  bool
+
+	tunnel  bool // both directions are bytes, not messages (upgrade.go)
+	inEnd   bool // tunnel: the peer has ended its side
+	outEnd  bool // tunnel: our side ends with what is in out
+	outSaid bool // tunnel: and the peer has been told so
 }
 
 // h1end is the end that an h1conn is part of.

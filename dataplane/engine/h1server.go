@@ -99,7 +99,11 @@ func (c *h1server) Event(ev uint32) {
 		return
 	}
 	c.edge(ev)
-	if ev&(reactor.Hangup|reactor.Error) != 0 && c.state != stLinger {
+	cut := uint32(reactor.Hangup | reactor.Error)
+	if c.tunnel { // whose sides end one by one, the last bytes unread
+		cut = reactor.Error
+	}
+	if ev&cut != 0 && c.state != stLinger {
 		c.drop(true, exchange.Cancel) // reset: no answer can reach it, and a stalled reader would not find out
 		return
 	}
@@ -128,7 +132,14 @@ func (c *h1server) fill() bool {
 	if c.state == stLinger {
 		return c.linger()
 	}
+	if c.inEnd {
+		return false
+	}
 	n, err := c.refill(c, c.state == stHead)
+	if err != nil && c.tunnel && errors.Is(err, io.EOF) {
+		c.clientEnded()
+		return false
+	}
 	if err != nil {
 		// Orderly or not, the client is gone: nobody waits for the response (docs/decisions/001).
 		c.drop(!errors.Is(err, io.EOF) && c.x != nil, exchange.Cancel)
@@ -257,13 +268,16 @@ func (c *h1server) begin(f http1.Framing) {
 	c.keep10 = h.Minor == 0 && !h.Close
 	c.reqDone = f == http1.None || f == http1.Length && h.Length == 0
 	c.stalled, c.trailing, c.starved = false, false, false
+	if h.Upgrade != nil {
+		h.Upgrade = upgradeOf(h, c.reqDone)
+	}
 	if c.reqDone {
 		c.state = stWait
 	} else {
 		c.state = stBody
 		c.body.Start(f, h.Length)
 	}
-	c.x = c.info.Pool.Begin(c, h, c.reqDone, c.info, c.l.Now())
+	c.x = c.info.Pool.Begin(c, h, c.reqDone && h.Upgrade == nil, c.info, c.l.Now())
 	c.x.Ask()
 }
 
@@ -378,6 +392,9 @@ func (c *h1server) WriteHead(h *httpmsg.Head, end bool) {
 	}
 	if h.Status < 200 {
 		c.out = http1.AppendResponse(c.out, h, http1.None, http1.ResponseOptions{Minor: 1})
+		if h.Status == 101 {
+			c.granted()
+		}
 		c.mark()
 		return
 	}
@@ -385,8 +402,9 @@ func (c *h1server) WriteHead(h *httpmsg.Head, end bool) {
 	if !end {
 		c.outF = http1.ResponseFraming(h, c.isHead, c.minor)
 	}
-	if c.outF == http1.ToClose || !c.reqDone && (end || c.x != nil && c.x.Local) || // an answer of ours does not wait for the request's end
-		c.lastAnswer() {
+	// An answer of ours does not wait for the request's end, and one to a client that waits for
+	// 100 with its body has none to wait for (RFC 9110 10.1.1).
+	if c.outF == http1.ToClose || !c.reqDone && (end || c.x != nil && (c.x.Local || c.x.Req.Expect && c.x.ReqBytes == 0)) || c.lastAnswer() {
 		c.last = true
 	}
 	c.out = http1.AppendResponse(c.out, h, c.outF, http1.ResponseOptions{
@@ -404,7 +422,12 @@ func (c *h1server) WriteData(p []byte, end bool) int {
 		return len(p)
 	}
 	n := c.queue(p, end)
-	if end && n == len(p) {
+	switch {
+	case !end || n < len(p):
+	case c.tunnel:
+		c.outEnd = true
+		c.tunnelEnded()
+	default:
 		c.responseDone()
 	}
 	c.mark()
@@ -474,6 +497,10 @@ func (c *h1server) Flush() {
 	}
 	if c.closing && c.x == nil {
 		c.end()
+		return
+	}
+	if err := c.endOut(); err != nil {
+		c.drop(true, exchange.Cancel)
 		return
 	}
 	if c.pending() {

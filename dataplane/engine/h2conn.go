@@ -42,6 +42,7 @@ type h2conn struct {
 	owed       int64 // hop: since when the peer owes an answer and is silent; 0: it owes none
 	life       reactor.Timer
 	pinged     int64 // hop: time of a PING that nothing has followed; 0: none
+	tunnels    int   // streams that are tunnels
 	full       bool  // server: not read from because the client does not read
 	ticked     int64 // time of the codec's last Tick
 }
@@ -57,6 +58,8 @@ type h2stream struct {
 	trailers []httpmsg.Field
 	pendEnd  bool
 	pendTr   bool // trailers follow pend
+	asks     bool // for a tunnel (upgrade.go)
+	tunnel   bool // it was granted
 	remote   bool // the peer's side has ended
 	local    bool // ours has
 	dead     bool
@@ -74,7 +77,7 @@ func (l *Loop) getStream() *h2stream {
 // ServeHTTP2 serves HTTP/2 on fd, which it owns from now on. first are bytes already read from it.
 func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte) error {
 	c := &h2conn{info: info}
-	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window}, c)
+	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true}, c)
 	if err := c.open(l, info.Pod, fd, rec, c); err != nil {
 		return err
 	}
@@ -85,7 +88,7 @@ func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte)
 // AdoptHTTP2 is ServeHTTP2 for an fd that this loop has registered for another source.
 func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
 	c := &h2conn{info: info}
-	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window}, c)
+	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true}, c)
 	c.l, c.pod, c.fd, c.active, c.born = l, info.Pod, fd, l.Now(), l.Now()
 	c.pod.conns.Add(1)
 	l.Replace(fd, c)
@@ -227,7 +230,7 @@ func (c *h2conn) Run() {
 	switch {
 	case c.connecting:
 		c.end(exchange.Connect)
-	case busy && (quiet < limit || !c.client):
+	case busy && (quiet < limit || !c.client || c.tunnels > 0):
 		c.l.Arm(&c.timer, c, c.expire(now))
 	case busy:
 		c.end(exchange.Timeout) // nothing at all came: so is what it carries
@@ -264,7 +267,7 @@ func (c *h2conn) expire(now int64) (next int64) {
 	c.h2.Each(func(s *http2.Stream) {
 		st, _ := s.User.(*h2stream)
 		switch {
-		case st == nil:
+		case st == nil || st.tunnel:
 		case now-st.moved >= limit:
 			late = append(late, st)
 		default:
@@ -468,6 +471,11 @@ func (c *h2conn) Flush() {
 
 // request opens a stream for x; Available was > 0.
 func (c *h2conn) request(x *exchange.Exchange) {
+	if x.Req.Upgrade != nil && !c.h2.PeerAllowsConnect() {
+		x.Cause = ErrNoTunnel
+		x.ResponseGone(exchange.Refused)
+		return
+	}
 	s, err := c.h2.Open()
 	if err != nil {
 		x.ResponseGone(exchange.Refused)
@@ -495,13 +503,23 @@ func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 		}
 		st.remote = end
 		x := st.x
-		x.ResponseHead(h, end)
+		if st.asks {
+			st.connectAnswer(h, end)
+		}
+		x.ResponseHead(h, end && !st.tunnel)
+		if st.tunnel && end && !st.dead {
+			x.ResponseData(nil, true)
+		}
 		st.settle()
+		return
+	}
+	if h.Upgrade != nil && !c.extended(s, h, end) {
 		return
 	}
 	c.requests++
 	st := c.l.getStream()
 	st.c, st.s, st.remote, st.moved = c, s, end, c.l.Now()
+	st.asks = h.Upgrade != nil
 	s.User = st
 	st.x = c.info.Pool.Begin(st, h, end, c.info, c.l.Now())
 	st.x.Ask()
@@ -639,7 +657,7 @@ func fromH2(code http2.Code, connecting bool) exchange.Code {
 		return exchange.Refused
 	case code == http2.NoError:
 		return exchange.Closed
-	case code == http2.Cancel:
+	case code == http2.Cancel, code == http2.ConnectError:
 		return exchange.Closed
 	case code == http2.EnhanceYourCalm:
 		return exchange.TooLarge
@@ -710,6 +728,9 @@ func (st *h2stream) leave() {
 // release detaches the adapter from its stream.
 func (st *h2stream) release() {
 	st.dead = true
+	if st.tunnel {
+		st.c.tunnels--
+	}
 	st.x = nil
 	st.leave()
 	st.c.l.deadSt = append(st.c.l.deadSt, st)
@@ -720,6 +741,12 @@ func (st *h2stream) release() {
 func (st *h2stream) WriteHead(h *httpmsg.Head, end bool) {
 	if st.dead {
 		return
+	}
+	switch {
+	case st.c.client && h.Upgrade != nil:
+		h = st.connectHead(h)
+	case st.asks && !st.c.client:
+		h = st.grantHead(h)
 	}
 	st.s.WriteHead(h, end)
 	st.ended(end)
@@ -801,7 +828,11 @@ func (st *h2stream) Abort(code exchange.Code) {
 		return
 	}
 	if st.s != nil {
-		st.s.Reset(toH2(code, st.c.client))
+		why := toH2(code, st.c.client)
+		if st.tunnel && code == exchange.Closed { // what the tunnel led to was reset (RFC 9113 8.5)
+			why = http2.ConnectError
+		}
+		st.s.Reset(why)
 	}
 	st.c.mark()
 	st.c.wantReap()

@@ -69,7 +69,7 @@ func (h *Hop) Send(x *exchange.Exchange) { h.send(x) }
 
 func (s *sessions) send(x *exchange.Exchange) {
 	if len(s.waiters) == 0 { // else they come first
-		if c := s.room(); c != nil {
+		if c := s.room(x.Req.Upgrade != nil); c != nil {
 			c.request(x)
 			return
 		}
@@ -86,7 +86,8 @@ func (s *sessions) send(x *exchange.Exchange) {
 
 // room returns a session that takes a request now. A new one takes a single
 // request until it has said how many it takes: what it refused would have been sent for nothing.
-func (s *sessions) room() *h2conn {
+// tunnel: the request needs to know what the peer allows, and so waits for its SETTINGS.
+func (s *sessions) room(tunnel bool) *h2conn {
 	for i := 0; i < len(s.conns); {
 		c := s.conns[i]
 		if c.retireAt < s.l.Now() {
@@ -95,7 +96,7 @@ func (s *sessions) room() *h2conn {
 			s.aside(c)
 			continue
 		}
-		if !c.goaway && !c.closed && c.h2.Available() > 0 && (c.h2.Settled() || c.h2.Streams() == 0) {
+		if !c.goaway && !c.closed && c.h2.Available() > 0 && (c.h2.Settled() || c.h2.Streams() == 0 && !tunnel) {
 			return c
 		}
 		i++
@@ -121,7 +122,7 @@ func (s *sessions) wake() {
 	for len(s.waiters) > 0 {
 		w := s.waiters[0]
 		if w.alive() {
-			c := s.room()
+			c := s.room(w.x.Req.Upgrade != nil)
 			if c == nil {
 				if !s.unsettled() {
 					s.more()

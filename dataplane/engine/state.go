@@ -95,7 +95,7 @@ type ConnState struct {
 	Destination netip.AddrPort `json:"destination,omitzero"` // what was dialled; inbound the port alone
 	Peer        string         `json:"peer,omitempty"`       // verified SPIFFE ID: inbound the caller's, of a relay over a hop the endpoint's
 	Protocol    string         `json:"protocol"`             // http1, h2, tcp, or "" while it is looked at
-	State       string         `json:"state"`                // sniff, idle, head, request, response, linger, connect, stream, drain, relay
+	State       string         `json:"state"`                // sniff, idle, head, request, response, linger, connect, stream, tunnel, drain, relay
 	AgeMS       int64          `json:"age_ms"`
 	IdleMS      int64          `json:"idle_ms"` // since the last byte either way
 	Requests    uint64         `json:"requests"`
@@ -170,6 +170,8 @@ func (c *h1server) Show(s *ConnState) bool {
 	switch {
 	case c.state == stLinger:
 		s.State = "linger"
+	case c.x != nil && c.tunnel:
+		s.State = "tunnel"
 	case c.x != nil && !c.reqDone:
 		s.State = "request"
 	case c.x != nil:
@@ -231,6 +233,8 @@ func (c *h1client) Show(s *ConnState) bool {
 		s.State = "connect"
 	case c.x == nil:
 		s.State = "idle"
+	case c.tunnel:
+		s.State = "tunnel"
 	case c.gotByte:
 		s.State = "response"
 	default:

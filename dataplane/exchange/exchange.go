@@ -134,6 +134,8 @@ type Exchange struct {
 	upEnd    bool // and has gone up whole
 	interim  bool // HTTP/1.1 or later: 1xx may go down
 	head     bool // HEAD
+	asks     bool // for a tunnel: neither granted nor declined yet (upgrade.go)
+	tunnel   bool // it was granted
 	answered bool // final response head has gone down
 	resEnd   bool // response has gone down whole
 	over     bool
@@ -154,7 +156,7 @@ const (
 )
 
 // Begin starts an exchange for the request head h that arrived on down; end:
-// it has no body. conn is kept in Conn, now in Start. Ask comes next.
+// it has no body, and asks for no tunnel. conn is kept in Conn, now in Start. Ask comes next.
 func (p *Pool) Begin(down Stream, h *httpmsg.Head, end bool, conn any, now int64) *Exchange {
 	var x *Exchange
 	if n := len(p.free); n > 0 {
@@ -169,6 +171,7 @@ func (p *Pool) Begin(down Stream, h *httpmsg.Head, end bool, conn any, now int64
 	x.reqEnd = end
 	x.interim = h.Minor > 0
 	x.head = string(h.Method) == "HEAD"
+	x.asks = h.Upgrade != nil
 	return x
 }
 
@@ -240,7 +243,7 @@ func (x *Exchange) Forward(up Stream) {
 	x.handled = true
 	x.up = up
 	x.Attempts++
-	x.upEnd = x.reqEnd // no body, or one that turned out to be empty while the request waited
+	x.upEnd = x.reqEnd && !x.asks // no body, or one that turned out to be empty while the request waited
 	up.WriteHead(&x.Req, x.upEnd)
 	if !x.upEnd && x.up == up {
 		x.reqStall = false
@@ -263,6 +266,9 @@ func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 	if up := x.up; up != nil {
 		x.up = nil
 		up.Abort(Cancel)
+	}
+	if x.asks {
+		x.decline()
 	}
 	x.Local = true
 	x.Status = h.Status
@@ -332,7 +338,7 @@ func (x *Exchange) RequestData(p []byte, end bool) int {
 	if x.over {
 		return len(p)
 	}
-	if x.up == nil {
+	if x.up == nil || x.asks {
 		if len(p) > 0 {
 			x.reqStall = true
 		} else if end { // nothing to offer again: Forward sees it
@@ -359,7 +365,7 @@ func (x *Exchange) RequestTrailers(f []httpmsg.Field) bool {
 	if x.over {
 		return true
 	}
-	if x.up == nil {
+	if x.up == nil || x.asks {
 		x.reqStall = true
 		return false
 	}
@@ -381,7 +387,8 @@ func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
 	if x.over {
 		return
 	}
-	if h.Status < 200 {
+	grant := x.asks && h.Status == 101
+	if h.Status < 200 && !grant {
 		if x.interims++; x.interims > maxInterim { // queued without bound for a client that does not read
 			up := x.up
 			x.up = nil
@@ -400,6 +407,15 @@ func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
 		return
 	}
 	x.answered = true
+	switch {
+	case grant:
+		x.asks, x.tunnel = false, true
+		x.down.WriteHead(h, false)
+		x.open()
+		return
+	case x.asks:
+		x.decline()
+	}
 	x.down.WriteHead(h, end)
 	if end && !x.over {
 		x.resEnd = true
@@ -435,9 +451,10 @@ func (x *Exchange) ResponseTrailers(f []httpmsg.Field) {
 	x.maybeDone()
 }
 
-// maybeDone: once the response is whole nothing more is wanted of the request.
+// maybeDone: once the response is whole nothing more is wanted of the request,
+// unless the two are the directions of a tunnel.
 func (x *Exchange) maybeDone() {
-	if x.resEnd {
+	if x.resEnd && (!x.tunnel || x.upEnd) {
 		x.finish(Nobody, NoError, !x.reqEnd)
 	}
 }

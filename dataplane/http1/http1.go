@@ -25,7 +25,7 @@
 //   - Connection options that are no tokens are ignored; more than 32 that name
 //     fields are refused.
 //   - "Expect" of an HTTP/1.0 request is dropped (RFC 9110 10.1.1).
-//   - Field names are written in lower case.
+//   - Field names are written in lower case, but for those that make an upgrade.
 package http1
 
 import "aether/dataplane/httpmsg"

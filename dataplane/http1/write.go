@@ -29,7 +29,12 @@ func AppendRequest(dst []byte, h *httpmsg.Head, f Framing) []byte {
 		dst = append(dst, '/')
 	}
 	dst = append(dst, h.Path...)
-	dst = append(dst, " HTTP/1.1\r\nhost: "...)
+	spelled := h.Upgrade != nil
+	if spelled {
+		dst = append(dst, " HTTP/1.1\r\nHost: "...)
+	} else {
+		dst = append(dst, " HTTP/1.1\r\nhost: "...)
+	}
 	dst = append(dst, h.Authority...)
 	dst = append(dst, "\r\n"...)
 	te := false
@@ -37,7 +42,7 @@ func AppendRequest(dst []byte, h *httpmsg.Head, f Framing) []byte {
 		fd := &h.Fields[i]
 		switch classify(fd.Name) {
 		case endToEnd:
-			dst = appendField(dst, fd)
+			dst = appendSpelled(dst, fd, spelled)
 		case teField:
 			te = true
 		}
@@ -45,11 +50,11 @@ func AppendRequest(dst []byte, h *httpmsg.Head, f Framing) []byte {
 	dst = appendFraming(dst, f, h.Length)
 	switch {
 	case te && h.Upgrade != nil:
-		dst = append(dst, "te: trailers\r\nconnection: te, upgrade\r\n"...)
+		dst = append(dst, "te: trailers\r\nConnection: te, Upgrade\r\n"...)
 	case te:
 		dst = append(dst, "te: trailers\r\nconnection: te\r\n"...)
 	case h.Upgrade != nil:
-		dst = append(dst, "connection: upgrade\r\n"...)
+		dst = append(dst, "Connection: Upgrade\r\n"...)
 	}
 	return append(appendUpgrade(dst, h.Upgrade), "\r\n"...)
 }
@@ -71,12 +76,13 @@ func AppendResponse(dst []byte, h *httpmsg.Head, f Framing, o ResponseOptions) [
 	dst = append(dst, reason(h.Status)...)
 	dst = append(dst, "\r\n"...)
 	noBody := o.Head || bodiless(h.Status)
+	spelled := h.Status == 101
 	keepLength := noBody && h.Status >= 200 && h.Status != 204
 	for i := range h.Fields {
 		fd := &h.Fields[i]
 		switch classify(fd.Name) {
 		case endToEnd:
-			dst = appendField(dst, fd)
+			dst = appendSpelled(dst, fd, spelled)
 		case lengthField:
 			if keepLength {
 				dst = appendField(dst, fd)
@@ -96,7 +102,7 @@ func AppendResponse(dst []byte, h *httpmsg.Head, f Framing, o ResponseOptions) [
 	switch {
 	case h.Status == 101:
 		if h.Upgrade != nil {
-			dst = append(dst, "connection: upgrade\r\n"...)
+			dst = append(dst, "Connection: Upgrade\r\n"...)
 			dst = appendUpgrade(dst, h.Upgrade)
 		}
 	case h.Status < 200: // the final response says what becomes of the connection
@@ -164,6 +170,22 @@ func appendField(dst []byte, f *httpmsg.Field) []byte {
 	return append(dst, "\r\n"...)
 }
 
+// appendSpelled is appendField that writes, where it is asked for, the names of a WebSocket
+// handshake as RFC 6455 does: there are ends that compare them letter by letter.
+func appendSpelled(dst []byte, f *httpmsg.Field, spelled bool) []byte {
+	const ws = "sec-websocket-"
+	if spelled && len(f.Name) > len(ws) && string(f.Name[:len(ws)]) == ws {
+		at := len(dst) + len(ws)
+		dst = append(append(dst, "Sec-WebSocket-"...), f.Name[len(ws):]...)
+		if c := dst[at]; c >= 'a' && c <= 'z' {
+			dst[at] = c - 'a' + 'A'
+		}
+		dst = append(append(dst, ": "...), f.Value...)
+		return append(dst, "\r\n"...)
+	}
+	return appendField(dst, f)
+}
+
 func appendFraming(dst []byte, f Framing, length int64) []byte {
 	switch f {
 	case Length:
@@ -180,7 +202,7 @@ func appendUpgrade(dst, protocol []byte) []byte {
 	if protocol == nil {
 		return dst
 	}
-	dst = append(dst, "upgrade: "...)
+	dst = append(dst, "Upgrade: "...)
 	dst = append(dst, protocol...)
 	return append(dst, "\r\n"...)
 }

@@ -33,9 +33,9 @@ func TestAppendRequest(t *testing.T) {
 		{"chunked", httpmsg.Head{Method: []byte("GET"), Path: []byte("/"), Length: httpmsg.Unknown, Fields: fields("transfer-encoding", "gzip", "content-length", "9")},
 			"GET / HTTP/1.1\r\nhost: \r\ntransfer-encoding: chunked\r\n\r\n"},
 		{"te", httpmsg.Head{Method: []byte("GET"), Path: []byte("/"), Fields: fields("te", "trailers", "x", "1")}, "GET / HTTP/1.1\r\nhost: \r\nx: 1\r\nte: trailers\r\nconnection: te\r\n\r\n"},
-		{"upgrade", httpmsg.Head{Method: []byte("GET"), Path: []byte("/"), Upgrade: []byte("websocket")}, "GET / HTTP/1.1\r\nhost: \r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"},
+		{"upgrade", httpmsg.Head{Method: []byte("GET"), Path: []byte("/"), Upgrade: []byte("websocket")}, "GET / HTTP/1.1\r\nHost: \r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"},
 		{"te and upgrade", httpmsg.Head{Method: []byte("GET"), Path: []byte("/"), Upgrade: []byte("foo"), Fields: fields("te", "trailers")},
-			"GET / HTTP/1.1\r\nhost: \r\nte: trailers\r\nconnection: te, upgrade\r\nupgrade: foo\r\n\r\n"},
+			"GET / HTTP/1.1\r\nHost: \r\nte: trailers\r\nConnection: te, Upgrade\r\nUpgrade: foo\r\n\r\n"},
 		{"fields that are not the caller's to set", httpmsg.Head{Method: []byte("GET"), Path: []byte("/"), Authority: []byte("a"),
 			Fields: fields("host", "b", "connection", "x", "keep-alive", "5", "proxy-connection", "x", "upgrade", "h2c")}, "GET / HTTP/1.1\r\nhost: a\r\n\r\n"},
 	} {
@@ -71,7 +71,7 @@ func TestAppendResponse(t *testing.T) {
 		{"case 29: 204", httpmsg.Head{Status: 204, Length: 4, Fields: fields("content-length", "4")}, Chunked, ResponseOptions{Minor: 1, Close: true}, "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"},
 		{"head, 204", httpmsg.Head{Status: 204, Fields: fields("content-length", "4")}, None, ResponseOptions{Minor: 1, Head: true}, "HTTP/1.1 204 No Content\r\n\r\n"},
 		{"case 29: 100", httpmsg.Head{Status: 100, Fields: fields("content-length", "4")}, Length, ResponseOptions{Minor: 1, Close: true}, "HTTP/1.1 100 Continue\r\n\r\n"},
-		{"case 31: 101", httpmsg.Head{Status: 101, Upgrade: []byte("websocket"), Length: httpmsg.Unknown}, Chunked, ResponseOptions{Minor: 1, Close: true}, "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"},
+		{"case 31: 101", httpmsg.Head{Status: 101, Upgrade: []byte("websocket"), Length: httpmsg.Unknown}, Chunked, ResponseOptions{Minor: 1, Close: true}, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"},
 		{"fields that are not the caller's to set", httpmsg.Head{Status: 200, Upgrade: []byte("x"), Fields: fields("connection", "x", "transfer-encoding", "gzip", "te", "trailers", "upgrade", "h2c")}, Length, o11, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

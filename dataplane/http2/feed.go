@@ -453,6 +453,7 @@ func (c *Conn) request(id uint32, tooLarge, end bool) {
 		c.useful()
 		s := c.newStream(id)
 		s.left, s.recvHead, s.recvEnd = left, true, end
+		s.isConnect = string(c.head.Method) == "CONNECT"
 		c.h.OnHead(s, &c.head, end)
 		return
 	}
@@ -492,6 +493,7 @@ func (c *Conn) response(s *Stream, tooLarge, end bool) {
 		}
 	} else {
 		s.recvHead, s.left = true, left
+		s.declined = c.head.Status >= 300
 	}
 	c.useful()
 	if end {
@@ -501,7 +503,7 @@ func (c *Conn) response(s *Stream, tooLarge, end bool) {
 }
 
 func (c *Conn) trailers(s *Stream, tooLarge, end bool) {
-	ok := !tooLarge && end && s.left <= 0 && c.trailerFields()
+	ok := !tooLarge && end && s.left <= 0 && !s.tunnel() && c.trailerFields()
 	if tooLarge || ok && len(c.head.Fields) > c.cfg.MaxFields {
 		c.stats.TooLarge++
 		ok = false

@@ -106,9 +106,14 @@ func markPseudo(name, value []byte) uint8 {
 			valid = valid && c > ' ' && c != 0x7f && c != '#' // a fragment is not sent, and readers differ on one (as http1)
 		}
 		valid = valid && (value[0] == '/' || string(value) == "*")
-	case ":protocol":
+	case ":protocol": // as in Upgrade: a token, or two with a slash between (RFC 9110 7.8)
 		mark = markProtocol
-		for _, c := range value {
+		slash := false
+		for i, c := range value {
+			if c == '/' && !slash && i > 0 && i < len(value)-1 {
+				slash = true
+				continue
+			}
 			valid = valid && httpmsg.Lower[c] != 0
 		}
 	case ":status":

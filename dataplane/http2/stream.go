@@ -26,6 +26,7 @@ type Stream struct {
 	sentHead, sentEnd bool
 	recvHead, recvEnd bool // recvHead: the final one
 	isHead, isConnect bool // the request's method
+	declined          bool // client: a final head of 300 or more came
 	want              bool // WriteData took less than it was given
 	listed            bool // in Conn.starved
 	over              bool
@@ -200,6 +201,10 @@ func (s *Stream) giveBack(n int) {
 	s.c.out = appendUint32(appendFrame(s.c.out, 4, frameWindowUpdate, 0, s.id), uint32(s.credit))
 	s.credit = 0
 }
+
+// tunnel reports whether the peer's side is a tunnel's, which has DATA and no trailers
+// (RFC 9113 8.5): that of a CONNECT, and of the answer that grants it.
+func (s *Stream) tunnel() bool { return s.isConnect && !s.declined }
 
 // full reports whether heads and trailers have no place any more.
 func (c *Conn) full() bool {

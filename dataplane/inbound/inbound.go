@@ -257,6 +257,8 @@ func appAddr(port uint16) netip.AddrPort {
 }
 
 const (
+	causeNoTunnel = "upgrade-not-supported"
+
 	causeAuthz = "ext-authz-unavailable"
 	textAuthz  = "ext-authz-unavailable: a filter of the service asks the authorization service about this request, and this proxy cannot reach one; nothing passes unasked\n"
 )
@@ -338,6 +340,11 @@ func (in *Inbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	}
 	if code == exchange.Stale && x.Attempts < 3 && x.Replayable() && x.Idempotent() {
 		in.deliver(x, c, rq) // the kept connection had been closed by the application
+		return
+	}
+	if errors.Is(x.Cause, engine.ErrNoTunnel) {
+		rq.cause = causeNoTunnel
+		in.reply(x, rq, 501, causeNoTunnel+": the application on port "+strconv.Itoa(int(rq.v.Port))+" speaks HTTP/2 and does not announce extended CONNECT (RFC 8441), which an upgrade needs; send the request without Upgrade\n", "0", "-", causeNoTunnel)
 		return
 	}
 	flag, details := "UC", "upstream_reset_before_response_started{"+code.String()+"}"

@@ -141,6 +141,9 @@ var faults = map[string]fault{
 	"ext-authz-unavailable": plain(UAEX, "ext_authz_error"),
 	"ext-authz-denied":      forbidden,
 
+	// An Upgrade that the other side's HTTP/2 does not carry (decision 012).
+	"upgrade-not-supported": plain(0, "upgrade_failed"),
+
 	// Heads that no request was made of (engine.ConnInfo.OnRefused).
 	"bad-request":    brokenHead,
 	"head-too-large": brokenHead,

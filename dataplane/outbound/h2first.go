@@ -10,7 +10,7 @@ import (
 // needed only for h2c to an address that is not the mesh's.
 func h2Authority(b []byte) (host string, more bool) {
 	f := &firstHead{}
-	c := http2.New(http2.Config{Server: true}, f)
+	c := http2.New(http2.Config{Server: true, EnableConnect: true}, f)
 	if _, err := c.Feed(b); err != nil {
 		return "", false
 	}

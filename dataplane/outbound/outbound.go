@@ -242,6 +242,8 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 }
 
 const (
+	causeNoTunnel = "upgrade-not-supported"
+
 	causeAuthz = "ext-authz-unavailable"
 	textAuthz  = "ext-authz-unavailable: a filter asks the authorization service about this request, and this proxy cannot reach one; nothing passes unasked\n"
 )
@@ -327,6 +329,13 @@ func (o *Outbound) fail(x *exchange.Exchange, rq *reqState, kind, text string) {
 	o.reply(x, 503, "", text+"\n", 14)
 }
 
+// noTunnel refuses an upgrade that cannot be carried. Without its Upgrade it would be another
+// request than the client made.
+func (o *Outbound) noTunnel(x *exchange.Exchange, rq *reqState, who string) {
+	rq.cause = causeNoTunnel
+	o.reply(x, 501, "", causeNoTunnel+": "+who+" takes no upgrades over HTTP/2 (extended CONNECT, RFC 8441); send the request without Upgrade, or to a destination that does\n", 12)
+}
+
 // reply answers locally; grpc is the grpc-status for a gRPC request (design 9).
 func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, grpc int) {
 	var h httpmsg.Head
@@ -397,6 +406,10 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 			c.st.l.Send(x, c.pod.Engine, c.pod.Sockets, c.flow.Dst.AddrPort, c.passH2, &c.info)
 			return
 		}
+		if errors.Is(x.Cause, engine.ErrNoTunnel) {
+			o.noTunnel(x, rq, "the server at the dialled address")
+			return
+		}
 		rq.cause = code.String()
 		o.reply(x, 503, "", "the dialled address did not answer ("+code.String()+")\n", 14)
 		return
@@ -405,7 +418,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	// Nothing of it was processed: another host may have it (contract 5.7).
 	if (code == exchange.Refused || code == exchange.Connect) && rq.attempt < len(rq.tried) && x.Replayable() {
 		e := c.st.pick(c.pod, rq)
-		if e == nil && code == exchange.Refused {
+		if e == nil && code == exchange.Refused && !errors.Is(x.Cause, engine.ErrNoTunnel) {
 			e = rq.endpoint // it gave up one session, and may take another
 		}
 		var none *mtls.NoCertificate // trying elsewhere cannot mend that
@@ -414,6 +427,10 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 			o.send(x, c, rq, e)
 			return
 		}
+	}
+	if errors.Is(x.Cause, engine.ErrNoTunnel) {
+		o.noTunnel(x, rq, "the proxy in front of "+rq.v.Backend.Name)
+		return
 	}
 	kind := code.String()
 	text := "the destination did not answer (" + kind + ")"

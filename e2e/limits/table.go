@@ -39,7 +39,7 @@ var bounds = []bound{
 	{"dataplane/engine", "lingerTime", "time", "the same, after this long"},
 	{"dataplane/engine", "headTime", "time", "an HTTP/1 request head that is not whole this long after its first byte is answered 408"},
 	{"dataplane/engine", "idleDown", "time", "a client's connection without a request is closed (HTTP/2: with GOAWAY, and when the client knows of it, or after `pingWait`)"},
-	{"dataplane/engine", "idleStream", "time", "a request, or response, of which no byte has moved is ended as a timeout; over HTTP/1 its connection with it"},
+	{"dataplane/engine", "idleStream", "time", "a request, or response, of which no byte has moved is ended as a timeout; over HTTP/1 its connection with it. An open upgrade is none: it has no limit of time"},
 	{"dataplane/engine", "streamGrace", "time", "a client's HTTP/2 stream has longer than `idleStream`, so that the answer to it can say what happened"},
 	{"dataplane/engine", "tickAfter", "time", "passed, an HTTP/2 peer is forgiven what it did that moved no request forward"},
 	{"dataplane/engine", "idleHop", "time", "a connection of ours without a stream, hop session or h2c application, is closed with GOAWAY"},

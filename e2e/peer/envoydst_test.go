@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"aether/e2e/rig"
@@ -66,6 +67,23 @@ func TestEnvoyDestination(t *testing.T) {
 	t.Run("raw TCP", func(t *testing.T) {
 		w.echoTCP(t, w.a, raw, size)
 		w.echoTCP(t, w.a, raw, 0)
+	})
+	t.Run("no upgrade", func(t *testing.T) { // Envoy announces no extended CONNECT, and upstream enables none
+		c := w.client(w.a, addr, false)
+		before := apps.calls.Load()
+		for range 2 {
+			res, body, err := c.do("GET", name, "/", nil, "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")
+			must(t, err)
+			if res.StatusCode != 501 || !strings.Contains(body, "upgrade-not-supported") {
+				t.Errorf("got %s %q, want 501 that says why", res.Status, body)
+			}
+		}
+		if n := apps.calls.Load() - before; n != 0 {
+			t.Errorf("%d requests reached the application without their Upgrade", n)
+		}
+		if _, _, err := c.get(name, "/"); err != nil {
+			t.Errorf("then: %v", err)
+		}
 	})
 	t.Run("no outcome, no retry", func(t *testing.T) {
 		c := w.client(w.a, addr, false)
