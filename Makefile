@@ -12,6 +12,8 @@ CASES        ?= 1000000
 SEED         ?= 0
 # Relays that relays opens: at 9,000 the test's own limit of 20,000 files is near.
 RELAYS       ?= 6000
+# Requests of soak-retry.
+CUTS         ?= 50000
 
 START := $(shell date +%s)
 
@@ -79,6 +81,10 @@ soak-decide: ## Hold decisions against the reference, CASES times (1000000); SEE
 .PHONY: relays
 relays: setup ## Open RELAYS raw-TCP relays at once (6000; the tests: 1,500) and see them gone again (root)
 	AETHER_RELAYS=$(RELAYS) go test -count=1 -timeout $(TEST_TIMEOUT) -v ./e2e/netns -run '^TestOpenRelays$$'
+
+.PHONY: soak-retry
+soak-retry: ## Cut requests and connections anywhere, CUTS times (50000), and see none doubled or lost; SEED repeats a run
+	go test -race -count=1 -timeout 0 -v ./dataplane -run '^TestCuts$$' -cuts $(CUTS) -cuts-seed $(SEED)
 
 .PHONY: bench
 bench: setup ## Compare with the peers side by side, shortly (root)

@@ -232,6 +232,9 @@ func (n *Node) Pods() []PodStatus {
 	return out
 }
 
+// Outbound is the node's outbound side, whose counters can be made known.
+func (n *Node) Outbound() *outbound.Outbound { return n.out }
+
 // Engine is for statistics.
 func (n *Node) Engine() *engine.Engine { return n.engine }
 

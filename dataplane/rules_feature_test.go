@@ -79,6 +79,13 @@ type town struct {
 	svids map[string]*mtls.SVID    // by container
 	hops  map[netip.Addr]string    // where the inbound listener of the pod with that address is
 	outs  map[string]*outbound.Pod // by container
+
+	inbounds map[string]*inbound.Pod // by container; of the test's goroutine
+
+	// sockets, if not nil, makes the sockets that a pod's inbound side delivers with.
+	sockets func(container string) engine.Sockets
+	// wire, if not nil, stands between the two ends of each hop.
+	wire func(c *net.TCPConn) *net.TCPConn
 }
 
 func newTown(t *testing.T) *town {
@@ -89,7 +96,7 @@ func newTown(t *testing.T) *town {
 // newTownOn is newTown on an engine with that configuration.
 func newTownOn(t *testing.T, cfg engine.Config) *town {
 	t.Helper()
-	w := &town{t: t, journal: &told{make(chan journal.Entry, 1024)}, svids: map[string]*mtls.SVID{}, hops: map[netip.Addr]string{}, outs: map[string]*outbound.Pod{}}
+	w := &town{t: t, journal: &told{make(chan journal.Entry, 1024)}, svids: map[string]*mtls.SVID{}, hops: map[netip.Addr]string{}, outs: map[string]*outbound.Pod{}, inbounds: map[string]*inbound.Pod{}}
 	var err error
 	if w.ca, err = devca.Open(t.TempDir(), "td", time.Now); err != nil {
 		t.Fatal(err)
@@ -118,7 +125,11 @@ func newTownOn(t *testing.T, cfg engine.Config) *town {
 			if to == "" {
 				return nil, fmt.Errorf("no pod at %s", addr)
 			}
-			return here{}.Connect(ctx, netip.MustParseAddrPort(to))
+			c, err := here{}.Connect(ctx, netip.MustParseAddrPort(to))
+			if err == nil && w.wire != nil {
+				c = w.wire(c)
+			}
+			return c, err
 		},
 		SVID: w.svid,
 	}})
@@ -169,12 +180,17 @@ func (w *town) pod(container, account, identity, ip string) *outbound.Pod {
 	w.mu.Lock()
 	w.svids[container] = s
 	w.mu.Unlock()
+	var sockets engine.Sockets = here{}
+	if w.sockets != nil {
+		sockets = w.sockets(container)
+	}
 	ip4 := &inbound.Pod{
-		Context: w.ctx, Engine: e, Container: container, Namespace: "shop", Account: account, ID: id, Sockets: here{},
+		Context: w.ctx, Engine: e, Container: container, Namespace: "shop", Account: account, ID: id, Sockets: sockets,
 		Local: &meshhop.Local{Pod: container, ID: id, TLS: mtls.ServerConfig(mtls.Server{
 			Pod: container, SVID: func() *mtls.SVID { return w.svid(container) }, Serves: func(uint16) bool { return true },
 		})},
 	}
+	w.inbounds[container] = ip4
 	at := w.listen(e, "127.0.0.1:0", w.in.Accept(ip4))
 	w.mu.Lock()
 	w.hops[netip.MustParseAddr(ip)] = at

@@ -171,6 +171,8 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	if err != nil {
 		return err
 	}
+	metrics.Count("aether_retries_total", "Requests sent once more.", &node.Outbound().Retries)
+	metrics.Count("aether_retries_overflow_total", "Requests not sent once more, because too many others were.", &node.Outbound().RetriesOverflow)
 	source := func(ctx context.Context, on func(*model.Mesh, []model.Problem)) error {
 		return file.Watch(ctx, o.config, file.Options{
 			Node: o.node, Domain: o.domain, TrustDomain: o.trustDomain, NetNSDir: o.netnsDir, RedirectAllDefault: o.redirectAll,

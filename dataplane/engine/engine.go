@@ -48,6 +48,7 @@ const (
 	lifeMargin  = 2 * time.Minute // a hop session takes no new requests this long before its certificates end
 	maxWaiters  = 1024            // requests that wait for one hop, or one HTTP/2 application
 	maxSessions = 4               // hop sessions a key (design 4.7)
+	maxDrains   = 64              // answers a session throws away while they come
 	maxAppH2    = 32              // connections to one port of an HTTP/2 application
 	maxIdleApp  = 256             // idle connections to one port of one application
 	lingerBytes = 64 << 20

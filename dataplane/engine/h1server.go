@@ -520,6 +520,7 @@ func (c *h1server) end() {
 	}
 	c.rest()
 	c.r, c.w = 0, 0
+	c.stalled = false // nobody refuses what comes now
 	c.state = stLinger
 	if c.rec != nil {
 		c.shutNow()

@@ -45,6 +45,7 @@ type h2conn struct {
 	tunnels    int   // streams that are tunnels
 	full       bool  // server: not read from because the client does not read
 	ticked     int64 // time of the codec's last Tick
+	drains     int   // streams that are drained
 }
 
 // h2stream is one stream's adapter between http2 and exchange.
@@ -63,6 +64,7 @@ type h2stream struct {
 	remote   bool // the peer's side has ended
 	local    bool // ours has
 	dead     bool
+	drained  bool // nobody wants the rest of the answer: x is nil
 }
 
 func (l *Loop) getStream() *h2stream {
@@ -280,7 +282,9 @@ func (c *h2conn) expire(now int64) (next int64) {
 		case st.dead:
 		case c.client:
 			st.Abort(exchange.Timeout)
-			x.ResponseGone(exchange.Timeout)
+			if x != nil {
+				x.ResponseGone(exchange.Timeout)
+			}
 		default:
 			x.Abort(exchange.Timeout)
 		}
@@ -558,7 +562,9 @@ func (c *h2conn) OnData(s *http2.Stream, p []byte, end bool) {
 // offer gives data to the exchange and credits what was taken.
 func (st *h2stream) offer(p []byte, end bool) int {
 	var n int
-	if st.c.client {
+	if st.drained {
+		n = len(p)
+	} else if st.c.client {
 		n = st.x.ResponseData(p, end)
 	} else {
 		n = st.x.RequestData(p, end)
@@ -592,6 +598,9 @@ func (c *h2conn) OnTrailers(s *http2.Stream, f []httpmsg.Field) {
 }
 
 func (st *h2stream) offerTrailers(f []httpmsg.Field) bool {
+	if st.drained {
+		return true
+	}
 	if st.c.client {
 		st.x.ResponseTrailers(f)
 		return true
@@ -611,8 +620,10 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 	x := st.x
 	st.release()
 	if c.client {
-		x.Cause = c.cause
-		x.ResponseGone(fromH2(code, c.connecting))
+		if x != nil {
+			x.Cause = c.cause
+			x.ResponseGone(fromH2(code, c.connecting))
+		}
 		c.freed()
 		return
 	}
@@ -630,7 +641,7 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 // OnWritable is http2.Handler.
 func (c *h2conn) OnWritable(s *http2.Stream) {
 	st, _ := s.User.(*h2stream)
-	if st == nil || st.dead {
+	if st == nil || st.dead || st.drained {
 		return
 	}
 	if c.client {
@@ -727,6 +738,9 @@ func (st *h2stream) leave() {
 
 // release detaches the adapter from its stream.
 func (st *h2stream) release() {
+	if st.drained {
+		st.c.drains--
+	}
 	st.dead = true
 	if st.tunnel {
 		st.c.tunnels--
@@ -837,4 +851,19 @@ func (st *h2stream) Abort(code exchange.Code) {
 	st.c.mark()
 	st.c.wantReap()
 	st.finish()
+}
+
+// Drain is exchange.Drainer: what is left of the answer is read and thrown
+// away. A stream that its client resets costs the peer as much as one that is
+// answered, and may count as an attack there (CVE-2023-44487).
+func (st *h2stream) Drain() {
+	switch {
+	case st.dead:
+	case st.c.drains >= maxDrains && !st.remote:
+		st.Abort(exchange.Cancel)
+	default:
+		st.x = nil
+		st.drained = true
+		st.c.drains++
+	}
 }

@@ -48,7 +48,7 @@ type sessions struct {
 	closed  bool
 }
 
-// waiter is a request that waits for a session. Its exchange may end meanwhile.
+// waiter is a request that waits for a session. Its exchange may end meanwhile, or wait elsewhere.
 type waiter struct {
 	x   *exchange.Exchange
 	gen uint32
@@ -73,6 +73,9 @@ func (s *sessions) send(x *exchange.Exchange) {
 			c.request(x)
 			return
 		}
+	}
+	if len(s.waiters) >= maxWaiters { // some may wait no more
+		s.waiters = slices.DeleteFunc(s.waiters, func(w waiter) bool { return !w.alive() })
 	}
 	if s.closed || len(s.waiters) >= maxWaiters {
 		x.Cause = ErrHopFull

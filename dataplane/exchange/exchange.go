@@ -4,10 +4,13 @@
 //
 //   - Pure: events in as method calls, commands out through Stream; no I/O,
 //     goroutine or clock.
-//   - It buffers no body. What the other side cannot take stays where it came
-//     from: a data event returns how much was taken, and Resume asks for the rest.
+//   - What the other side cannot take stays where it came from: a data event
+//     returns how much was taken, and Resume asks for the rest. A body is kept only
+//     where the service asks for it: to send it again, or to see it first
+//     (replay.go); that is bounded, an exchange and a pool.
 //   - The request's head is copied once and kept until the end, so a request may
-//     wait (park) or be sent again while nothing of its body has gone.
+//     wait (park), or be sent again while no answer has begun and nothing of its
+//     body has gone that is not kept.
 //   - Done is called exactly once, last, on every path.
 //
 // It knows no socket, no route and no policy: the Service decides.
@@ -74,7 +77,8 @@ type Service interface {
 	// (until then the request is parked) it calls exactly one of x.Forward,
 	// x.Reply or x.Abort.
 	Request(x *Exchange)
-	// Response may change the final response's head before it goes down.
+	// Response may change the final response's head before it goes down. It may
+	// call x.Reply to answer in its place, or x.Retire and then what it may from Failed.
 	Response(x *Exchange, h *httpmsg.Head)
 	// Failed: the upstream ended before a final response head. The service may
 	// call x.Forward again where x.Replayable, or x.Reply; if it calls neither,
@@ -103,7 +107,7 @@ type Exchange struct {
 	Req      httpmsg.Head // own copy of the request's head; the service may change it before Forward
 	Status   int          // final status, 0 until known
 	Attempts int          // upstreams tried
-	ReqBytes int64        // body bytes of the request that went up
+	ReqBytes int64        // body bytes of the request that were taken from the client
 	ResBytes int64        // body bytes of the response that went down
 	Ended    Side         // who ended it early
 	Code     Code         // why, when Ended is not Nobody
@@ -115,6 +119,11 @@ type Exchange struct {
 	// iterations (a dial in flight) compares it.
 	Gen uint32
 
+	// Cut, set by the service in Response, ends the response as trailers if it
+	// ends without any: cut off by the upstream, or complete. It is for protocols
+	// whose status stands in the trailers, and for clients that understand them.
+	Cut []httpmsg.Field
+
 	// User belongs to the service and survives reuse, so that it can keep a
 	// pooled object there.
 	User any
@@ -122,12 +131,27 @@ type Exchange struct {
 	Conn any
 
 	svc   Service
+	pool  *Pool
 	down  Stream
 	up    Stream
 	arena []byte
 
 	rest     []byte // of a local body: what down had no room for yet
 	interims int    // 1xx heads that went down
+
+	// What is kept of the request's body (replay.go).
+	chunks    []*chunk
+	kept, fed int             // bytes that are kept, and of these gone to the upstream
+	trailers  []httpmsg.Field // kept too; in the arena
+	holder    Holder          // of a Hold that has not ended
+	holdMax   int
+	resLen    int64 // length of the response that is being judged; Unknown
+	replay    bool  // keep what goes up
+	lost      bool  // something of the body has gone up and is not kept
+	busy      bool  // within an event of down's
+	judged    bool  // within Response
+	retired   bool  // by the service, within Response
+	reached   bool  // the attempt that failed had been given the request's head
 
 	reqEnd   bool // the request has been received whole
 	trailed  bool // its trailers have been taken
@@ -139,7 +163,7 @@ type Exchange struct {
 	answered bool // final response head has gone down
 	resEnd   bool // response has gone down whole
 	over     bool
-	handled  bool // the service answered within Failed
+	handled  bool // the service answered within Failed, or after Retire
 	reqStall bool // request data was refused
 	resStall bool // response data was refused
 }
@@ -148,6 +172,8 @@ type Exchange struct {
 type Pool struct {
 	Service Service
 	free    []*Exchange
+	chunks  []*chunk // free
+	held    int      // chunks in use
 }
 
 const (
@@ -166,7 +192,7 @@ func (p *Pool) Begin(down Stream, h *httpmsg.Head, end bool, conn any, now int64
 		x = &Exchange{}
 	}
 	x.Gen++
-	x.svc, x.down, x.Conn, x.Start = p.Service, down, conn, now
+	x.svc, x.pool, x.down, x.Conn, x.Start = p.Service, p, down, conn, now
 	x.arena = h.CloneInto(&x.Req, x.arena[:0])
 	x.reqEnd = end
 	x.interim = h.Minor > 0
@@ -190,7 +216,11 @@ func (p *Pool) Release(x *Exchange) {
 	if cap(arena) > 16<<10 {
 		arena = nil
 	}
-	*x = Exchange{arena: arena, User: user, Gen: gen + 1}
+	chunks, trailers := x.chunks[:0], x.trailers[:0]
+	if cap(chunks) > keepRefs {
+		chunks = nil
+	}
+	*x = Exchange{arena: arena, User: user, Gen: gen + 1, chunks: chunks, trailers: trailers}
 	req.Reset()
 	x.Req = req
 	p.free = append(p.free, x)
@@ -209,10 +239,14 @@ func (x *Exchange) Answered() bool { return x.answered }
 func (x *Exchange) Forwarded() bool { return x.up != nil }
 
 // Replayable reports whether the request can be sent once more: no answer has
-// begun and nothing of a body has been taken from the client, nor its trailers.
+// begun, and what has gone up of a body or its trailers is kept.
 func (x *Exchange) Replayable() bool {
-	return !x.answered && !x.over && x.ReqBytes == 0 && !x.trailed
+	return !x.answered && !x.over && !x.lost
 }
+
+// Reached reports, from Failed, whether the attempt that failed had been given
+// the request; otherwise it failed while one was being waited for.
+func (x *Exchange) Reached() bool { return x.reached }
 
 // Idempotent reports whether the request's method may be sent twice without
 // being done twice (contract 5.7).
@@ -234,24 +268,34 @@ func (x *Exchange) Keep(b []byte) []byte {
 	return x.arena[o:len(x.arena):len(x.arena)]
 }
 
-// Forward sends the request to up. Called by the service.
+// Forward sends the request to up: its head, what is kept of its body, and
+// then the rest as it comes. Called by the service, again only where Replayable.
 func (x *Exchange) Forward(up Stream) {
 	if x.over {
 		up.Abort(Cancel)
 		return
 	}
-	x.handled = true
+	if x.lost { // never a request with a hole in it
+		up.Abort(Cancel)
+		x.finish(Proxy, Internal, true)
+		return
+	}
+	x.handled, x.holder = true, nil
 	x.up = up
 	x.Attempts++
-	x.upEnd = x.reqEnd && !x.asks // no body, or one that turned out to be empty while the request waited
+	x.fed = 0
+	x.upEnd = x.reqEnd && !x.asks && x.kept == 0 && !x.trailed // no body, or one that turned out to be empty while the request waited
 	up.WriteHead(&x.Req, x.upEnd)
-	if !x.upEnd && x.up == up {
+	if x.up != up || x.unfed() && !x.feed() {
+		return
+	}
+	if !x.upEnd && !x.busy {
 		x.reqStall = false
 		x.down.Resume() // the body waited, if there is one
 	}
 }
 
-// Park says, from Failed, that Forward or Reply will be called later.
+// Park says, from Failed or after Retire, that Forward or Reply will be called later.
 func (x *Exchange) Park() { x.handled = true }
 
 // Reply answers the request without an upstream. fields and body may alias
@@ -272,7 +316,8 @@ func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 	}
 	x.Local = true
 	x.Status = h.Status
-	x.answered = true
+	x.answered, x.holder = true, nil
+	x.begun()
 	h.Length = int64(len(body))
 	if h.Status == 204 || h.Status == 304 { // RFC 9110 8.6
 		h.Length, body = 0, nil
@@ -318,7 +363,8 @@ func (x *Exchange) finish(who Side, c Code, cut bool) {
 	x.over = true
 	x.Ended, x.Code = who, c
 	up, down := x.up, x.down
-	x.up, x.down = nil, nil
+	x.up, x.down, x.holder = nil, nil, nil
+	x.unkeep()
 	if up != nil && !(x.upEnd && x.resEnd) {
 		if c == NoError {
 			up.Abort(NoError)
@@ -338,16 +384,27 @@ func (x *Exchange) RequestData(p []byte, end bool) int {
 	if x.over {
 		return len(p)
 	}
-	if x.up == nil || x.asks {
+	if x.holder != nil {
+		n := x.hold(p, end)
+		switch {
+		case x.over:
+			return len(p)
+		case x.up == nil || n == len(p):
+			return n
+		}
+		return n + x.RequestData(p[n:], end) // forwarded meanwhile
+	}
+	if x.up == nil || x.asks || x.fed < x.kept {
 		if len(p) > 0 {
 			x.reqStall = true
-		} else if end { // nothing to offer again: Forward sees it
+		} else if end { // nothing to offer again: Forward, or feed, sees it
 			x.reqEnd = true
 		}
 		return 0
 	}
 	n := x.up.WriteData(p, end)
 	x.ReqBytes += int64(n)
+	x.went(p[:n])
 	if n < len(p) {
 		x.reqStall = true
 		return n
@@ -365,10 +422,17 @@ func (x *Exchange) RequestTrailers(f []httpmsg.Field) bool {
 	if x.over {
 		return true
 	}
-	if x.up == nil || x.asks {
+	switch {
+	case x.holder != nil:
+		x.keepTrailers(f)
+		x.reqEnd, x.trailed = true, true
+		x.told(HeldWhole)
+		return true
+	case x.up == nil || x.asks || x.fed < x.kept:
 		x.reqStall = true
 		return false
 	}
+	x.wentTrailers(f)
 	x.reqEnd, x.upEnd, x.trailed = true, true, true
 	x.up.WriteTrailers(f)
 	x.maybeDone()
@@ -390,9 +454,7 @@ func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
 	grant := x.asks && h.Status == 101
 	if h.Status < 200 && !grant {
 		if x.interims++; x.interims > maxInterim { // queued without bound for a client that does not read
-			up := x.up
-			x.up = nil
-			up.Abort(Protocol)
+			x.up.Abort(Protocol)
 			x.ResponseGone(Protocol)
 			return
 		}
@@ -402,11 +464,23 @@ func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
 		return
 	}
 	x.Status = h.Status
+	x.handled, x.retired, x.judged = false, false, true
+	if x.resLen = h.Length; end {
+		x.resLen = 0
+	}
 	x.svc.Response(x, h)
+	x.judged = false
 	if x.over || x.answered { // by the service, in place of this one
 		return
 	}
+	if x.retired {
+		if !x.handled {
+			x.unanswered()
+		}
+		return
+	}
 	x.answered = true
+	x.begun()
 	switch {
 	case grant:
 		x.asks, x.tunnel = false, true
@@ -428,13 +502,15 @@ func (x *Exchange) ResponseData(p []byte, end bool) int {
 	if x.over {
 		return len(p)
 	}
-	n := x.down.WriteData(p, end)
+	n := x.down.WriteData(p, end && x.Cut == nil)
 	x.ResBytes += int64(n)
 	if n < len(p) {
 		x.resStall = true
 		return n
 	}
-	if end {
+	if end && x.Cut != nil {
+		x.ResponseTrailers(x.Cut)
+	} else if end {
 		x.resEnd = true
 		x.maybeDone()
 	}
@@ -466,9 +542,10 @@ func (x *Exchange) ResponseGone(c Code) {
 	if x.over {
 		return
 	}
+	x.reached = x.up != nil
 	x.up = nil
 	if x.answered {
-		x.finish(Server, c, true)
+		x.broken(c)
 		return
 	}
 	x.handled = false
@@ -482,10 +559,29 @@ func (x *Exchange) ResponseGone(c Code) {
 	x.svc.Failed(x, c)
 	told = true
 	if !x.handled && !x.over {
-		var h httpmsg.Head
-		h.Status = 503
-		x.Reply(&h, nil)
+		x.unanswered()
 	}
+}
+
+// unanswered answers where the service did not say what is to become of the request.
+func (x *Exchange) unanswered() {
+	var h httpmsg.Head
+	h.Status = 503
+	x.Reply(&h, nil)
+}
+
+// broken ends a response that the upstream will not end.
+func (x *Exchange) broken(c Code) {
+	if x.Cut == nil {
+		x.finish(Server, c, true)
+		return
+	}
+	x.resEnd = true
+	x.down.WriteTrailers(x.Cut)
+	if !x.reqEnd {
+		x.down.Abort(NoError) // the response is whole: nothing more is wanted of the request
+	}
+	x.finish(Server, c, false)
 }
 
 // DownRoom is an event: down has room again after it took less than offered.
@@ -507,7 +603,10 @@ func (x *Exchange) DownRoom() {
 
 // UpRoom is the counterpart for up.
 func (x *Exchange) UpRoom() {
-	if !x.over && x.reqStall {
+	if x.over || x.up == nil || x.unfed() && !x.feed() {
+		return
+	}
+	if x.reqStall {
 		x.reqStall = false
 		x.down.Resume()
 	}

@@ -35,6 +35,21 @@ func (s *tape) WriteTrailers([]httpmsg.Field) { s.said = append(s.said, "trailer
 func (s *tape) Resume()                       { s.said = append(s.said, "resume") }
 func (s *tape) Abort(c exchange.Code)         { s.said = append(s.said, "abort "+c.String()) }
 
+// holder is a Holder that f goes on for.
+type holder struct {
+	why exchange.Held
+	n   int
+	f   func(x *exchange.Exchange)
+}
+
+func (h *holder) Held(x *exchange.Exchange, why exchange.Held) {
+	h.why = why
+	h.n++
+	if h.f != nil {
+		h.f(x)
+	}
+}
+
 // script is a service made of functions; nil: nothing.
 type script struct {
 	request  func(x *exchange.Exchange)
@@ -103,6 +118,147 @@ func TestSequences(t *testing.T) {
 			x.RequestTrailers([]httpmsg.Field{field("a", "b")})
 			x.ResponseGone(exchange.Stale)
 		}, "resume, head 503 len=0 end=true", "head POST len= end=false, trailers"},
+		{"a body that is kept is sent again, and the rest after it", func(s *script, p *exchange.Pool, down, up *tape) {
+			first := &tape{room: 100}
+			s.request = func(x *exchange.Exchange) { x.KeepForReplay(); x.Forward(first) }
+			s.failed = func(x *exchange.Exchange, _ exchange.Code) {
+				if !x.Replayable() || !x.Reached() {
+					t.Error("not replayable, or not reached")
+				}
+				x.Forward(up)
+			}
+			up.room = 2
+			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
+			x.Ask()
+			x.RequestData([]byte("abc"), false)
+			x.ResponseGone(exchange.Closed)
+			if n := x.RequestData([]byte("de"), false); n != 0 {
+				t.Error("data went past what is kept")
+			}
+			up.room = 100
+			x.UpRoom()
+			x.RequestData([]byte("de"), false)
+			x.RequestTrailers([]httpmsg.Field{field("a", "b")})
+			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
+			if x.ReqBytes != 5 {
+				t.Errorf("%d bytes", x.ReqBytes)
+			}
+		}, "resume, resume, head 200 len= end=true", "head POST len= end=false, data ab end=false, data c end=false, data de end=false, trailers"},
+		{"trailers too", func(s *script, p *exchange.Pool, down, up *tape) {
+			s.request = func(x *exchange.Exchange) { x.KeepForReplay(); x.Forward(&tape{}) }
+			s.failed = func(x *exchange.Exchange, _ exchange.Code) { x.Forward(up) }
+			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
+			x.Ask()
+			x.RequestTrailers([]httpmsg.Field{field("a", "b")})
+			x.ResponseGone(exchange.Closed)
+			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
+		}, "resume, head 200 len= end=true", "head POST len= end=false, trailers"},
+		{"an answer that is not wanted", func(s *script, p *exchange.Pool, down, up *tape) {
+			first := &tape{room: 100}
+			s.request = func(x *exchange.Exchange) { x.KeepForReplay(); x.Forward(first) }
+			s.response = func(x *exchange.Exchange, h *httpmsg.Head) {
+				if h.Status == 503 {
+					gen := x.Gen
+					x.Retire()
+					if x.Gen == gen || x.Status != 0 {
+						t.Error("who waits cannot tell")
+					}
+					x.Park()
+				}
+			}
+			up.room = 100
+			x := p.Begin(down, post(2), false, nil, 0)
+			x.Ask()
+			x.RequestData([]byte("ab"), true)
+			x.ResponseHead(&httpmsg.Head{Status: 503}, true)
+			if first.said[len(first.said)-1] != "abort cancel" || x.Answered() {
+				t.Error(first.said)
+			}
+			x.Forward(up)
+			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
+		}, "resume, head 200 len= end=true", "head POST len= end=false, data ab end=true"},
+		{"and of which the service then says nothing", func(s *script, p *exchange.Pool, down, up *tape) {
+			s.request = func(x *exchange.Exchange) { x.Forward(up) }
+			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.Retire() }
+			x := p.Begin(down, post(0), true, nil, 0)
+			x.Ask()
+			x.ResponseHead(&httpmsg.Head{Status: 503, Length: 1}, false)
+		}, "head 503 len=0 end=true", "head POST len= end=true, abort cancel"},
+		{"a body that is held until it is whole", func(s *script, p *exchange.Pool, down, up *tape) {
+			s.request = func(x *exchange.Exchange) { x.Hold(10, &holder{f: func(x *exchange.Exchange) { x.Forward(up) }}) }
+			up.room = 100
+			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
+			x.Ask()
+			x.RequestData([]byte("abcde"), false)
+			x.RequestData([]byte("fghij"), false)
+			if string(x.AppendHeld(nil)) != "abcdefghij" || x.HeldBytes() != 10 || x.Attempts != 0 {
+				t.Error("not held")
+			}
+			x.RequestData(nil, true)
+			if x.Replayable() {
+				t.Error("replayable, and nobody asked for it")
+			}
+			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
+		}, "resume, head 200 len= end=true", "head POST len= end=false, data abcdefghij end=true"},
+		{"and one that is longer than the limit", func(s *script, p *exchange.Pool, down, up *tape) {
+			s.request = func(x *exchange.Exchange) { x.Hold(3, &holder{f: func(x *exchange.Exchange) { x.Forward(up) }}) }
+			up.room = 4
+			x := p.Begin(down, post(5), false, nil, 0)
+			x.Ask()
+			if n := x.RequestData([]byte("abcde"), true); n != 4 {
+				t.Errorf("took %d", n)
+			}
+			up.room = 4
+			x.UpRoom()
+			x.RequestData([]byte("e"), true)
+			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
+		}, "resume, resume, head 200 len= end=true", "head POST len= end=false, data abc end=false, data d end=false, data e end=true"},
+		{"and one that is refused for it", func(s *script, p *exchange.Pool, down, up *tape) {
+			s.request = func(x *exchange.Exchange) {
+				x.Hold(3, &holder{f: func(x *exchange.Exchange) { x.Reply(&httpmsg.Head{Status: 413}, nil) }})
+			}
+			x := p.Begin(down, post(5), false, nil, 0)
+			x.Ask()
+			if n := x.RequestData([]byte("abcde"), true); n != 5 {
+				t.Errorf("took %d", n)
+			}
+		}, "resume, head 413 len=0 end=true, abort no-error", ""},
+		{"a body that is held, with trailers, and sent again", func(s *script, p *exchange.Pool, down, up *tape) {
+			s.request = func(x *exchange.Exchange) {
+				x.KeepForReplay()
+				x.Hold(10, &holder{f: func(x *exchange.Exchange) { x.Forward(&tape{room: 1}) }})
+			}
+			s.failed = func(x *exchange.Exchange, _ exchange.Code) { x.Forward(up) }
+			up.room = 10
+			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
+			x.Ask()
+			x.RequestData([]byte("abc"), false)
+			x.RequestTrailers([]httpmsg.Field{field("a", "b")})
+			x.ResponseGone(exchange.Refused)
+			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
+		}, "resume, head 200 len= end=true", "head POST len= end=false, data abc end=false, trailers"},
+		{"an answer that breaks off where its end has a status", func(s *script, p *exchange.Pool, down, up *tape) {
+			s.request = func(x *exchange.Exchange) { x.Forward(up) }
+			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.Cut = []httpmsg.Field{field("grpc-status", "14")} }
+			down.room = 10
+			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
+			x.Ask()
+			x.ResponseHead(ok, false)
+			x.ResponseData([]byte("ab"), false)
+			x.ResponseGone(exchange.Closed)
+			if x.Ended != exchange.Server || x.Code != exchange.Closed {
+				t.Error(x.Ended, x.Code)
+			}
+		}, "resume, head 200 len= end=false, data ab end=false, trailers, abort no-error", "head POST len= end=false"},
+		{"and one that ends without it", func(s *script, p *exchange.Pool, down, up *tape) {
+			s.request = func(x *exchange.Exchange) { x.Forward(up) }
+			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.Cut = []httpmsg.Field{field("grpc-status", "14")} }
+			down.room = 10
+			x := p.Begin(down, post(0), true, nil, 0)
+			x.Ask()
+			x.ResponseHead(ok, false)
+			x.ResponseData([]byte("ab"), true)
+		}, "head 200 len= end=false, data ab end=false, trailers", "head POST len= end=true"},
 		{"a local answer that has no room", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Reply(&httpmsg.Head{Status: 421}, []byte("misdirected")) }
 			down.room = 3

@@ -119,8 +119,14 @@ func (w *world) whole() {
 			}
 			continue
 		}
-		if p.resStatus != p.status || p.resInterims != p.interims {
-			w.bad(p, "status %d after %d interim heads, want %d", p.resStatus, p.resInterims, p.interims)
+		if p.refused {
+			if p.resStatus != 413 || p.attempts > 0 {
+				w.bad(p, "status %d, sent %d times", p.resStatus, p.attempts)
+			}
+			continue
+		}
+		if want := p.interims * (1 + p.retired); p.resStatus != p.status || p.resInterims != want {
+			w.bad(p, "status %d after %d interim heads, want %d", p.resStatus, p.resInterims, want)
 		}
 		if p.method != "HEAD" && !bytes.Equal(p.resBody, p.rbody) {
 			w.bad(p, "the answer's body differs: %d bytes", len(p.resBody))
@@ -128,17 +134,25 @@ func (w *world) whole() {
 		if p.rtrailers && p.resTr != strconv.Itoa(p.id) {
 			w.bad(p, "answer's trailers %q", p.resTr)
 		}
-		if p.attempts != 1 {
+		if p.hold > 0 && p.told != 1 {
+			w.bad(p, "told %d times of what is held", p.told)
+		}
+		if p.retire > 0 && (p.keep && len(p.body) <= exchange.ReplayMax || len(p.body) == 0 && !p.trailers) {
+			w.bad(p, "was not replayable")
+		}
+		if p.attempts != 1+p.retired {
 			w.bad(p, "sent %d times", p.attempts)
 		}
 		if p.early() {
 			continue
 		}
-		if !p.gotEnd || !bytes.Equal(p.got, p.body) {
-			w.bad(p, "the server got %d bytes, end %v", len(p.got), p.gotEnd)
-		}
-		if p.trailers && p.gotTr != strconv.Itoa(p.id) {
-			w.bad(p, "request's trailers %q", p.gotTr)
+		for i, s := range p.seen { // the answers come after it
+			if !s.end || !bytes.Equal(s.body, p.body) {
+				w.bad(p, "server %d got %d bytes, end %v", i, len(s.body), s.end)
+			}
+			if p.trailers && s.tr != strconv.Itoa(p.id) {
+				w.bad(p, "request's trailers %q", s.tr)
+			}
 		}
 	}
 }
@@ -146,14 +160,16 @@ func (w *world) whole() {
 // sane holds whatever was broken on the way.
 func (w *world) sane() {
 	for _, p := range w.reqs {
-		if !bytes.HasPrefix(p.body, p.got) {
-			w.bad(p, "the server got other bytes than were sent")
-		}
-		if p.gotEnd && len(p.got) != len(p.body) {
-			w.bad(p, "the server took %d bytes for the whole request", len(p.got))
-		}
-		if p.gotEnd && p.trailers && p.gotTr != strconv.Itoa(p.id) {
-			w.bad(p, "the request's trailers were lost: %q", p.gotTr)
+		for _, s := range p.seen {
+			if !bytes.HasPrefix(p.body, s.body) {
+				w.bad(p, "the server got other bytes than were sent")
+			}
+			if s.end && len(s.body) != len(p.body) {
+				w.bad(p, "the server took %d bytes for the whole request", len(s.body))
+			}
+			if s.end && p.trailers && s.tr != strconv.Itoa(p.id) {
+				w.bad(p, "the request's trailers were lost: %q", s.tr)
+			}
 		}
 		if p.resStatus != p.status || p.local {
 			continue

@@ -215,6 +215,12 @@ type plan struct {
 	trailers bool
 	park     bool
 	local    bool // the service answers itself
+	keep     bool // the service keeps the body for replay
+	hold     int  // and holds so much of it first; 0: none
+	told     int  // of it
+	retire   int  // answers that the service does not want
+	retired  int
+	refused  bool // what was held was too much
 
 	interims  int
 	status    int
@@ -225,11 +231,9 @@ type plan struct {
 	cut       int // the first server breaks after that many bytes of its answer; -1: never
 	cutRst    bool
 
-	// At the server that was asked last.
+	// At the servers, an attempt each.
 	attempts int
-	got      []byte
-	gotEnd   bool
-	gotTr    string
+	seen     []*seen
 	// At the client.
 	resInterims int
 	resStatus   int
@@ -237,6 +241,13 @@ type plan struct {
 	resEnd      bool
 	resTr       string
 	resBroken   bool
+}
+
+// seen is what the server got of one attempt.
+type seen struct {
+	body []byte
+	end  bool
+	tr   string
 }
 
 func fill(rnd *rand.Rand, n int, tag byte) []byte {
@@ -250,6 +261,9 @@ func fill(rnd *rand.Rand, n int, tag byte) []byte {
 func size(rnd *rand.Rand) int {
 	switch rnd.Intn(4) {
 	case 0:
+		if rnd.Intn(80) == 0 { // around what is kept
+			return exchange.ReplayMax - 3000 + rnd.Intn(6000)
+		}
 		return 0
 	case 1:
 		return rnd.Intn(20)
@@ -295,6 +309,13 @@ func (w *world) plan(id int) *plan {
 	if r.Intn(3) == 0 {
 		p.when = r.Intn(len(p.body) + 1) // an early answer
 	}
+	p.keep = r.Intn(2) == 0
+	if r.Intn(3) == 0 {
+		p.hold = 1 + size(r)
+	}
+	if r.Intn(3) == 0 {
+		p.retire = 1 + r.Intn(2)
+	}
 	if w.faults && r.Intn(2) == 0 {
 		p.cut, p.cutRst = r.Intn(1+r.Intn(1+len(p.rbody)+200)), r.Intn(2) == 0
 	}
@@ -302,7 +323,7 @@ func (w *world) plan(id int) *plan {
 }
 
 // early: the answer may come before the end of the request, and cancel the rest of it.
-func (p *plan) early() bool { return p.when <= len(p.body) || p.local }
+func (p *plan) early() bool { return p.when <= len(p.body) || p.local || p.refused }
 
 // Request is exchange.Service.
 func (w *world) Request(x *exchange.Exchange) {
@@ -316,6 +337,47 @@ func (w *world) Request(x *exchange.Exchange) {
 	p.resInterims = 0
 	if p.local {
 		w.later(x, p, func() { x.Reply(&httpmsg.Head{Status: 421}, []byte("local "+id)) })
+		return
+	}
+	if p.keep {
+		x.KeepForReplay()
+	}
+	if p.hold > 0 {
+		w.later(x, p, func() { x.Hold(p.hold, w) })
+		return
+	}
+	w.later(x, p, func() { w.forward(x, p) })
+}
+
+// Held is exchange.Holder.
+func (w *world) Held(x *exchange.Exchange, why exchange.Held) {
+	p := x.User.(*plan)
+	w.logf("%d: held %d of %d, told %d", p.id, x.HeldBytes(), len(p.body), why)
+	if p.told++; p.told > 1 {
+		w.t.Fatalf("told twice\n%s", w.dump())
+	}
+	held := x.AppendHeld(nil)
+	if !bytes.HasPrefix(p.body, held) || len(held) > p.hold || x.Attempts > 0 {
+		w.t.Fatalf("request %d: %d bytes are held, of %d\n%s", p.id, len(held), p.hold, w.dump())
+	}
+	switch why {
+	case exchange.HeldWhole:
+		if len(held) != len(p.body) {
+			w.t.Fatalf("request %d: %d bytes for the whole body\n%s", p.id, len(held), w.dump())
+		}
+	case exchange.HeldFull:
+		if len(held) != p.hold || len(p.body) <= p.hold {
+			w.t.Fatalf("request %d: full with %d bytes\n%s", p.id, len(held), w.dump())
+		}
+		if p.refused = w.rnd.Intn(3) == 0; p.refused {
+			w.later(x, p, func() { x.Reply(&httpmsg.Head{Status: 413}, []byte("too large")) })
+			return
+		}
+	default:
+		w.t.Fatalf("there is room\n%s", w.dump())
+	}
+	if w.rnd.Intn(2) == 0 { // whether or not the client's bytes waited for the Hold
+		w.forward(x, p)
 		return
 	}
 	w.later(x, p, func() { w.forward(x, p) })
@@ -337,10 +399,11 @@ func (w *world) later(x *exchange.Exchange, p *plan, f func()) {
 
 func (w *world) forward(x *exchange.Exchange, p *plan) {
 	p.attempts++
-	p.got, p.gotEnd, p.gotTr = nil, false, ""
+	p.seen = append(p.seen, &seen{})
+	x.Req.Set([]byte("x-attempt"), x.Keep(strconv.AppendInt(nil, int64(p.attempts), 10)))
 	if !w.h2up {
 		u := &up1{w: w, x: x}
-		w.link(u, &server1{w: w, first: p.attempts == 1})
+		w.link(u, &server1{w: w, first: p.attempts == 1, seen: p.seen[p.attempts-1]})
 		x.Forward(&guard{Stream: u, w: w, up: true, name: fmt.Sprint(p.id, " up")})
 		return
 	}
@@ -354,10 +417,25 @@ func (w *world) forward(x *exchange.Exchange, p *plan) {
 	}
 	a := &adapter{side: w.up2, up: true, s: s, x: x}
 	s.User = a
-	x.Forward(&guard{Stream: a, w: w, up: true, name: fmt.Sprint(p.id, " up")})
+	x.Forward(&drainGuard{guard{Stream: a, w: w, up: true, name: fmt.Sprint(p.id, " up")}})
 }
 
 func (w *world) Response(x *exchange.Exchange, h *httpmsg.Head) {
+	p := x.User.(*plan)
+	if n := x.HeldBytes(); n > max(exchange.ReplayMax, p.hold) {
+		w.t.Fatalf("%d bytes are kept\n%s", n, w.dump())
+	}
+	if p.retire > 0 && x.Replayable() {
+		p.retire--
+		p.retired++
+		w.logf("%d: retired", p.id)
+		x.Retire()
+		if p.park {
+			x.Park()
+		}
+		w.later(x, p, func() { w.forward(x, p) })
+		return
+	}
 	h.Add([]byte("x-seen"), []byte("1"))
 }
 
@@ -447,6 +525,18 @@ func (g *guard) Abort(c exchange.Code) {
 	g.gone = true
 	g.w.logf("%s: abort %s", g.name, c)
 	g.Stream.Abort(c)
+}
+
+// drainGuard is a guard of a stream that can be drained.
+type drainGuard struct{ guard }
+
+// Drain is exchange.Drainer.
+func (g *drainGuard) Drain() {
+	if g.gone || !g.ended {
+		g.fail("drained, and the request is not whole")
+	}
+	g.gone = true
+	g.Stream.(*adapter).drain()
 }
 
 // half1 is what the two HTTP/1 drivers share.
@@ -876,6 +966,13 @@ type adapter struct {
 	remote   bool
 	local    bool
 	dead     bool
+	drained  bool
+}
+
+func (a *adapter) drain() {
+	if !a.dead {
+		a.x, a.drained = nil, true
+	}
 }
 
 func (w *world) newUp2(first bool) {
@@ -940,7 +1037,9 @@ func (d *driver2) OnData(s *http2.Stream, p []byte, end bool) {
 
 func (a *adapter) offer(p []byte, end bool) int {
 	var n int
-	if a.up {
+	if a.drained {
+		n = len(p)
+	} else if a.up {
 		n = a.x.ResponseData(p, end)
 	} else {
 		n = a.x.RequestData(p, end)
@@ -971,6 +1070,9 @@ func (d *driver2) OnTrailers(s *http2.Stream, f []httpmsg.Field) {
 }
 
 func (a *adapter) offerTrailers(f []httpmsg.Field) bool {
+	if a.drained {
+		return true
+	}
 	if a.up {
 		a.x.ResponseTrailers(f)
 		return true
@@ -986,6 +1088,9 @@ func (d *driver2) OnReset(s *http2.Stream, code http2.Code) {
 	x := a.x
 	a.dead, a.x = true, nil
 	d.w.logf("reset %s up=%v", code, d.up)
+	if a.drained {
+		return
+	}
 	if d.up {
 		c := exchange.Closed
 		if code == http2.RefusedStream {
@@ -999,7 +1104,7 @@ func (d *driver2) OnReset(s *http2.Stream, code http2.Code) {
 }
 
 func (d *driver2) OnWritable(s *http2.Stream) {
-	if a, _ := s.User.(*adapter); a != nil && !a.dead {
+	if a, _ := s.User.(*adapter); a != nil && !a.dead && !a.drained {
 		if d.up {
 			a.x.UpRoom()
 		} else {
@@ -1210,6 +1315,7 @@ type server1 struct {
 	parser  http1.Parser
 	body    http1.BodyReader
 	p       *plan
+	seen    *seen
 	reading bool
 	said    bool
 	whole   bool
@@ -1260,7 +1366,6 @@ func (s *server1) feed(b []byte) int {
 		}
 		s.p = s.w.byID[string(h.Path[1:])]
 		s.in = s.in[n:]
-		s.p.got, s.p.gotEnd, s.p.gotTr = nil, false, ""
 		if s.whole = f == http1.None || f == http1.Length && h.Length == 0; !s.whole {
 			s.body.Start(f, h.Length)
 			s.reading = true
@@ -1271,20 +1376,20 @@ func (s *server1) feed(b []byte) int {
 		if err != nil {
 			s.w.t.Fatalf("a server got %v", err)
 		}
-		s.p.got = append(s.p.got, d...)
+		s.seen.body = append(s.seen.body, d...)
 		s.in = s.in[n:]
 		if done {
 			s.reading, s.whole = false, true
-			s.p.gotTr = trailerOf(s.body.Trailers())
+			s.seen.tr = trailerOf(s.body.Trailers())
 		}
 	}
 	if s.whole {
-		s.p.gotEnd = true
+		s.seen.end = true
 		if len(s.in) > 0 {
 			s.w.t.Fatalf("bytes behind the request: %q", s.in)
 		}
 	}
-	if !s.said && (s.whole || len(s.p.got) >= s.p.when) {
+	if !s.said && (s.whole || len(s.seen.body) >= s.p.when) {
 		s.said = true
 		s.out = s.p.response1(s.w.rnd)
 	}
@@ -1334,6 +1439,8 @@ type peer2 struct {
 // talk is a stream of peer2.
 type talk struct {
 	p     *plan
+	seen  *seen
+	n     int // the attempt
 	queue []byte
 	end   bool   // data ends the stream, else trailers do
 	tr    string // trailers to come
@@ -1406,8 +1513,13 @@ func (p *peer2) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 	if q == nil {
 		p.w.t.Fatalf("a server got %q", h.Path)
 	}
-	q.got, q.gotEnd, q.gotTr = nil, end, ""
-	t := &talk{p: q, cut: -1}
+	a, _ := h.Get("x-attempt")
+	n, err := strconv.Atoi(string(a))
+	if err != nil {
+		p.w.t.Fatal(err)
+	}
+	t := &talk{p: q, cut: -1, n: n, seen: q.seen[n-1]}
+	t.seen.end = end
 	s.User = t
 	p.answer(s, t)
 }
@@ -1423,8 +1535,8 @@ func (p *peer2) OnData(s *http2.Stream, b []byte, end bool) {
 		t.p.resEnd = end
 		return
 	}
-	t.p.got = append(t.p.got, b...)
-	t.p.gotEnd = end
+	t.seen.body = append(t.seen.body, b...)
+	t.seen.end = end
 	p.answer(s, t)
 }
 
@@ -1437,17 +1549,17 @@ func (p *peer2) OnTrailers(s *http2.Stream, f []httpmsg.Field) {
 		t.p.resEnd, t.p.resTr = true, trailerOf(f)
 		return
 	}
-	t.p.gotEnd, t.p.gotTr = true, trailerOf(f)
+	t.seen.end, t.seen.tr = true, trailerOf(f)
 	p.answer(s, t)
 }
 
 func (p *peer2) answer(s *http2.Stream, t *talk) {
 	q := t.p
-	if t.said || !q.gotEnd && len(q.got) < q.when {
+	if t.said || !t.seen.end && len(t.seen.body) < q.when {
 		return
 	}
 	t.said = true
-	if p.first && q.cut >= 0 && q.attempts == 1 {
+	if p.first && q.cut >= 0 && t.n == 1 {
 		if q.cut == 0 {
 			s.User = nil
 			s.Reset(http2.RefusedStream)
@@ -1466,7 +1578,7 @@ func (p *peer2) answer(s *http2.Stream, t *talk) {
 	if q.rtrailers {
 		t.tr = strconv.Itoa(q.id)
 	}
-	if p.first && q.cut > 0 && q.attempts == 1 {
+	if p.first && q.cut > 0 && t.n == 1 {
 		s.WriteData(t.queue[:min(len(t.queue), q.cut)], false)
 		s.User = nil
 		s.Reset(http2.InternalError)

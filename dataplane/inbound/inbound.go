@@ -141,7 +141,10 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 	h, err := in.cfg.Acceptor.Accept(p.Context, p.Local, tc)
 	if err != nil {
 		kind := meshhop.ReasonOf(err)
-		from, _, _ := net.SplitHostPort(tc.RemoteAddr().String())
+		from := "unknown" // whoever has gone before we looked has no address any more
+		if a := tc.RemoteAddr(); a != nil {
+			from, _, _ = net.SplitHostPort(a.String())
+		}
 		in.quiet.Warn(string(kind)+" "+p.Container+" "+from, "inbound hop refused", "pod", p.Container, "from", from, "reason", string(kind), "err", err)
 		c.v = decide.Verdict{Action: decide.Refuse, Reason: decide.NoVerdict}
 		c.record(0, 0, "client", string(kind))
@@ -309,12 +312,18 @@ func (in *Inbound) deliver(x *exchange.Exchange, c *conn, rq *reqState) {
 // reply answers locally, with the outcome that the source judges retries by (contract 5.7).
 func (in *Inbound) reply(x *exchange.Exchange, rq *reqState, status int, text, code, flags, details string) {
 	var h httpmsg.Head
-	var fields [3]httpmsg.Field
+	var fields [4]httpmsg.Field
 	h.Fields = fields[:0]
 	h.Status = status
 	rq.outcome = append(append(append(append(append(rq.outcome[:0], code...), ';'), flags...), ';'), x.Req.Method...)
 	rq.outcome = append(append(rq.outcome, ';'), details...)
 	h.Add(hdrOutcome, rq.outcome)
+	if ct, _ := x.Req.Get("content-type"); httpmsg.IsGRPC(ct) { // contract 5.7: it leaves as HTTP 200
+		grpcReply(&h, status, text)
+		x.Reply(&h, nil)
+		x.Status = status
+		return
+	}
 	if text != "" {
 		h.Add([]byte("content-type"), textPlain)
 	}
@@ -347,31 +356,9 @@ func (in *Inbound) Failed(x *exchange.Exchange, code exchange.Code) {
 		in.reply(x, rq, 501, causeNoTunnel+": the application on port "+strconv.Itoa(int(rq.v.Port))+" speaks HTTP/2 and does not announce extended CONNECT (RFC 8441), which an upgrade needs; send the request without Upgrade\n", "0", "-", causeNoTunnel)
 		return
 	}
-	flag, details := "UC", "upstream_reset_before_response_started{"+code.String()+"}"
-	text := "the application closed the connection without an answer\n"
-	switch code {
-	case exchange.Connect:
-		flag, details = "UF", "upstream_connection_failure"
-		text = "the application does not listen on port " + strconv.Itoa(int(rq.v.Port)) + " of 127.0.0.1\n"
-	case exchange.Protocol:
-		flag, details = "UPE", "upstream_protocol_error"
-		text = "the application's answer is not valid HTTP\n"
-	case exchange.Timeout:
-		flag, details = "UT", "response_timeout"
-		text = "the application did not answer in time\n"
-	case exchange.Refused:
-		flag, details = "UR", "upstream_reset_before_response_started{REFUSED_STREAM}"
-		text = "the application refused the request\n"
-	}
+	f := failureOf(code, x.Cause, rq.v.Port)
 	rq.cause = code.String()
-	status := 503
-	switch code {
-	case exchange.Protocol:
-		status = 502
-	case exchange.Timeout:
-		status = 504
-	}
-	in.reply(x, rq, status, text, "0", flag, details)
+	in.reply(x, rq, f.status, f.text, "0", f.flags, f.details)
 }
 
 // Done is exchange.Service.

@@ -136,6 +136,7 @@ var faults = map[string]fault{
 	// Time.
 	"timeout":       tooLong,
 	"route-timeout": tooLong,
+	"try-timeout":   plain(UT, "upstream_per_try_timeout"),
 
 	// Authorization.
 	"ext-authz-unavailable": plain(UAEX, "ext_authz_error"),

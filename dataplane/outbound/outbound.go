@@ -33,7 +33,6 @@ import (
 	"aether/dataplane/snapshot"
 	"aether/dataplane/telemetry"
 	"aether/meshhop"
-	"aether/mtls"
 	"aether/mtls/spiffeid"
 	"aether/tproxy/socket"
 )
@@ -55,6 +54,9 @@ type Outbound struct {
 
 	// Relays are the connections that goroutines carry.
 	Relays engine.Relays
+
+	Retries         telemetry.Counter // requests sent once more
+	RetriesOverflow telemetry.Counter // and those that were not, because too many others were
 }
 
 // New makes an Outbound.
@@ -92,7 +94,9 @@ type loopState struct {
 	pods map[*Pod]*upstreams
 	rnd  *rand.Rand
 	free []*sniffer
-	end  journal.Entry // scratch: observers copy what they keep
+	// retrying counts requests that are being sent again, by destination.
+	retrying map[string]int
+	end      journal.Entry // scratch: observers copy what they keep
 
 	lastPod *Pod // whose upstreams last is; nil: none
 	last    *upstreams
@@ -119,11 +123,17 @@ type reqState struct {
 	try      attempt // where the request is, if anywhere
 	next     choice  // where it goes next
 	endpoint *snapshot.Endpoint
-	tried    [3]netip.AddrPort
+	tried    [3]netip.AddrPort // the last ones
 	attempt  int
 	cause    string // journal.Entry's
 	outcome  journal.Text
 	reqID    [36]byte
+
+	// Retries and limits of time (retry.go). The timers are stopped by Done.
+	x                   *exchange.Exchange // while it is served
+	retries             int
+	retrying            string // the destination among whose retries it is counted
+	whole, tryEnd, wait reactor.Timer
 
 	// What was asked, before a rule changed it.
 	host, path, origin []byte
@@ -191,7 +201,7 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 	rq.snap = snap
 	h := &x.Req
 	ct, _ := h.Get("content-type")
-	rq.grpc = isGRPC(ct)
+	rq.grpc = httpmsg.IsGRPC(ct)
 	sent := clean(h) // before rules see it: what only a proxy may say matches nothing, either
 	rq.v = decide.Route(snap, &c.flow, h, c.st.rnd.Uint32(), nil)
 	rq.host, rq.path, rq.origin = h.Authority, h.Path, rq.v.Origin(h)
@@ -209,6 +219,7 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 			h.Add(hdrProto, h.Scheme)
 		}
 		rq.scratch = rq.v.ApplyRequest(h, rq.scratch)
+		o.start(x, c, rq)
 		o.send(x, c, rq, c.st.pick(c.pod, rq))
 	case decide.Passthrough:
 		// Not the mesh's: it goes where it was dialled, in the client's own version.
@@ -280,7 +291,7 @@ var (
 	hdrGRPCStatus  = []byte("grpc-status")
 	hdrGRPCMessage = []byte("grpc-message")
 	textPlain      = []byte("text/plain; charset=utf-8")
-	appGRPC        = []byte("application/grpc")
+	appGRPC        = []byte(httpmsg.GRPC)
 )
 
 // clean removes what only a proxy may say (contract 5.7, 5.9). sent are the fields as
@@ -349,7 +360,7 @@ func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, 
 		h.Status = 200
 		h.Add(hdrContentType, appGRPC)
 		h.Add(hdrGRPCStatus, strconv.AppendInt(nil, int64(grpc), 10))
-		h.Add(hdrGRPCMessage, grpcMessage(text))
+		h.Add(hdrGRPCMessage, httpmsg.GRPCMessage(text))
 		x.Reply(&h, nil)
 		x.Status = status
 		return
@@ -360,28 +371,6 @@ func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, 
 	x.Reply(&h, []byte(text))
 }
 
-func isGRPC(ct []byte) bool {
-	return len(ct) >= len(appGRPC) && string(ct[:len(appGRPC)]) == string(appGRPC) &&
-		(len(ct) == len(appGRPC) || ct[len(appGRPC)] == '+' || ct[len(appGRPC)] == ';')
-}
-
-// grpcMessage percent-encodes text for a grpc-message field.
-func grpcMessage(text string) []byte {
-	b := make([]byte, 0, len(text)+8)
-	for len(text) > 0 && text[len(text)-1] == '\n' {
-		text = text[:len(text)-1]
-	}
-	for i := range len(text) {
-		if c := text[i]; c < 0x20 || c > 0x7e || c == '%' {
-			const up = "0123456789ABCDEF"
-			b = append(b, '%', up[c>>4], up[c&15])
-		} else {
-			b = append(b, c)
-		}
-	}
-	return b
-}
-
 // Response is exchange.Service.
 func (o *Outbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
 	rq := x.User.(*reqState)
@@ -390,10 +379,15 @@ func (o *Outbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
 	}
 	c := x.Conn.(*engine.ConnInfo).User.(*conn)
 	c.st.answered(x, rq, h)
-	if v, ok := h.Get("x-aether-outcome"); ok {
-		rq.outcome.Set(v)
+	v, ok := h.Get("x-aether-outcome")
+	rq.outcome.Set(v)
+	if o.judge(x, c, rq, h, v) {
+		return
+	}
+	if ok {
 		h.Del("x-aether-outcome")
 	}
+	rq.accepted(x, c, h)
 	rq.v.ApplyResponse(h, rq.origin)
 }
 
@@ -415,18 +409,8 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 		return
 	}
 	c.st.failed(x, rq, code)
-	// Nothing of it was processed: another host may have it (contract 5.7).
-	if (code == exchange.Refused || code == exchange.Connect) && rq.attempt < len(rq.tried) && x.Replayable() {
-		e := c.st.pick(c.pod, rq)
-		if e == nil && code == exchange.Refused && !errors.Is(x.Cause, engine.ErrNoTunnel) {
-			e = rq.endpoint // it gave up one session, and may take another
-		}
-		var none *mtls.NoCertificate // trying elsewhere cannot mend that
-		if e != nil && !errors.As(x.Cause, &none) {
-			x.Cause = nil
-			o.send(x, c, rq, e)
-			return
-		}
+	if o.rejudge(x, c, rq, code) {
+		return
 	}
 	if errors.Is(x.Cause, engine.ErrNoTunnel) {
 		o.noTunnel(x, rq, "the proxy in front of "+rq.v.Backend.Name)
@@ -438,6 +422,11 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 		kind = why(x.Cause)
 		text = "no connection to " + rq.v.Backend.Name + " (" + kind + ")"
 	}
+	if code == exchange.Timeout {
+		rq.cause = kind
+		o.reply(x, 504, "", text+"\n", 14)
+		return
+	}
 	o.fail(x, rq, kind, text)
 }
 
@@ -447,6 +436,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	rq := x.User.(*reqState)
 	c.st.leave(x, rq)
 	c.st.l.Gauges.Outbound.Add(-1)
+	rq.stop(c.st)
 	v := &rq.v
 	if v.Action == 0 {
 		return // never asked: the connection went first
@@ -476,7 +466,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.Status = x.Status
 	e.BytesIn, e.BytesOut = x.ReqBytes, x.ResBytes
 	e.Attempts = x.Attempts
-	e.Exhausted = rq.attempt == len(rq.tried)
+	e.Exhausted = rq.retries > 0 && rq.retries >= rq.limit()
 	e.Local, e.Ended = x.Local, x.Ended.String()
 	if x.Ended != exchange.Nobody {
 		e.Code = x.Code.String()

@@ -172,10 +172,9 @@ func (o *Outbound) send(x *exchange.Exchange, c *conn, rq *reqState, e *snapshot
 		return
 	}
 	rq.endpoint = e
-	if rq.attempt < len(rq.tried) {
-		rq.tried[rq.attempt] = e.Addr
-	}
+	rq.tried[rq.attempt%len(rq.tried)] = e.Addr
 	rq.attempt++
+	rq.tries(st.l)
 	rq.try.begin(d, host, st.l.Now(), h.hop.Open() == 0)
 	h.hop.Send(x)
 }
@@ -257,7 +256,7 @@ const (
 // whose fault is it that there was no answer.
 func whose(code exchange.Code, cause error) fault {
 	switch {
-	case errors.Is(cause, engine.ErrHopFull), errors.Is(cause, errEndpointGone), errors.Is(cause, errEndpointUnhealthy):
+	case errors.Is(cause, engine.ErrHopFull), errors.Is(cause, engine.ErrNoTunnel), errors.Is(cause, errEndpointGone), errors.Is(cause, errEndpointUnhealthy):
 		return nobodys
 	case code == exchange.Refused:
 		return refusal

@@ -128,7 +128,8 @@ type Loop struct {
 
 	now     int64
 	iter    uint64
-	wheel   wheel
+	wheel   wheel        // timers
+	fine    wheel        // those that are due soon
 	started atomic.Int64 // start of the running iteration, 0 while waiting
 	seen    int64        // watchdog: the iteration already reported
 
@@ -165,7 +166,8 @@ func New(cfg Config) (*Loop, error) {
 		return nil, fmt.Errorf("reactor: eventfd: %w", err)
 	}
 	l.now = cfg.Now()
-	l.wheel.init(l.now)
+	l.wheel.init(l.now, slotShift)
+	l.fine.init(l.now, fineShift)
 	if err := l.Register(l.efd, (*bell)(l), unix.EPOLLIN|unix.EPOLLET); err != nil {
 		unix.Close(l.ep)
 		unix.Close(l.efd)
@@ -358,6 +360,7 @@ func (l *Loop) iterate(block bool) {
 		}
 	}
 	l.wheel.advance(l, l.now)
+	l.fine.advance(l, l.now)
 	l.flush()
 	took := l.cfg.Now() - l.now
 	l.busy.Add(uint64(took))
@@ -392,7 +395,10 @@ func (l *Loop) flush() {
 
 // timeout is how long a wait may last in milliseconds; -1: until something happens.
 func (l *Loop) timeout() int {
-	at, ok := l.wheel.next()
+	at, ok := l.fine.next()
+	if coarse, some := l.wheel.next(); some && (!ok || coarse < at) {
+		at, ok = coarse, true
+	}
 	if !ok {
 		return -1
 	}

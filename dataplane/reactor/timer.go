@@ -2,18 +2,23 @@ package reactor
 
 import "math/bits"
 
-// The wheel has slots of 2^26 ns (67 ms); a timer more than one turn (34 s)
-// away goes round until its deadline is in this turn. Deadlines are therefore
-// met late by at most one slot: enough for idle, head and connect limits.
+// There are two wheels. The coarse one has slots of 2^26 ns (67 ms); a timer more
+// than one turn (34 s) away goes round until its deadline is in this turn. The
+// fine one has slots of 2^20 ns (1 ms) and takes what is due within half a
+// second. Deadlines are met late by at most one slot: enough for idle, head and
+// connect limits on the one, for backoff and short limits of routes on the other.
 const (
 	slotShift = 26
+	fineShift = 20
 	slots     = 512
+	fineTurn  = (slots - 2) << fineShift // a deadline nearer than that is the fine wheel's
 )
 
 // Timer calls a Task once its deadline has passed. The zero value is ready.
 // It belongs to one loop; moving the deadline later is free.
 type Timer struct {
 	next, prev *Timer
+	wheel      *wheel // that it is filed in, while armed
 	slot       int32
 	armed      bool
 	deadline   int64
@@ -25,17 +30,19 @@ type Timer struct {
 func (t *Timer) Armed() bool { return t.armed }
 
 type wheel struct {
-	head [slots]Timer // ring heads
-	used [slots / 64]uint64
-	tick int64 // the slot number that was last run
-	n    int
+	head  [slots]Timer // ring heads
+	used  [slots / 64]uint64
+	shift uint8
+	tick  int64 // the slot number that was last run
+	n     int
 }
 
-func (w *wheel) init(now int64) {
+func (w *wheel) init(now int64, shift uint8) {
 	for i := range w.head {
 		w.head[i].next, w.head[i].prev = &w.head[i], &w.head[i]
 	}
-	w.tick = now >> slotShift
+	w.shift = shift
+	w.tick = now >> shift
 }
 
 // Arm starts t: task runs after d nanoseconds. Arming a running timer moves it.
@@ -47,31 +54,43 @@ func (l *Loop) Arm(t *Timer, task Task, d int64) {
 			t.deadline = at
 			return
 		}
-		l.wheel.unlink(t)
+		t.wheel.unlink(t)
 	}
 	t.deadline = at
 	t.armed = true
-	l.wheel.file(t)
+	l.file(t)
 }
 
 // Disarm stops t; its task will not run.
 func (l *Loop) Disarm(t *Timer) {
 	if t.armed {
-		l.wheel.unlink(t)
+		t.wheel.unlink(t)
 		t.armed = false
 	}
 	t.task = nil
 }
 
+func (l *Loop) file(t *Timer) {
+	w := &l.wheel
+	if t.deadline-l.now < fineTurn {
+		w = &l.fine
+	}
+	if w.n == 0 { // nobody has turned it
+		w.tick = max(w.tick, l.now>>w.shift)
+	}
+	w.file(t)
+}
+
 func (w *wheel) file(t *Timer) {
-	k := t.deadline>>slotShift + 1 // the first slot that is wholly past the deadline
+	t.wheel = w
+	k := t.deadline>>w.shift + 1 // the first slot that is wholly past the deadline
 	if k <= w.tick {
 		k = w.tick + 1
 	}
 	if k-w.tick >= slots { // beyond one turn: as far as the wheel goes
 		k = w.tick + slots - 1
 	}
-	t.at = k << slotShift
+	t.at = k << w.shift
 	s := int32(k & (slots - 1))
 	t.slot = s
 	h := &w.head[s]
@@ -84,7 +103,7 @@ func (w *wheel) file(t *Timer) {
 
 func (w *wheel) unlink(t *Timer) {
 	t.prev.next, t.next.prev = t.next, t.prev
-	t.next, t.prev = nil, nil
+	t.next, t.prev, t.wheel = nil, nil, nil
 	w.n--
 	if h := &w.head[t.slot]; h.next == h {
 		w.used[t.slot>>6] &^= 1 << (t.slot & 63)
@@ -99,7 +118,7 @@ func (w *wheel) next() (at int64, ok bool) {
 	for d := int64(1); d <= slots; {
 		s := (w.tick + d) & (slots - 1)
 		if word := w.used[s>>6] >> (s & 63); word != 0 {
-			return (w.tick + d + int64(bits.TrailingZeros64(word))) << slotShift, true
+			return (w.tick + d + int64(bits.TrailingZeros64(word))) << w.shift, true
 		}
 		d += 64 - s&63
 	}
@@ -107,7 +126,7 @@ func (w *wheel) next() (at int64, ok bool) {
 }
 
 func (w *wheel) advance(l *Loop, now int64) {
-	to := now >> slotShift
+	to := now >> w.shift
 	if to <= w.tick || w.n == 0 {
 		w.tick = max(w.tick, to)
 		return
@@ -121,7 +140,7 @@ func (w *wheel) advance(l *Loop, now int64) {
 			t := h.next
 			w.unlink(t)
 			if t.deadline > now {
-				w.file(t)
+				l.file(t)
 				continue
 			}
 			t.armed = false

@@ -99,7 +99,7 @@ func TestTimers(t *testing.T) {
 				}
 			}
 		}
-		if l.wheel.n != func() (n int) {
+		if l.wheel.n+l.fine.n != func() (n int) {
 			for _, e := range timers {
 				if e.Armed() {
 					n++
@@ -125,5 +125,37 @@ func TestTimerCosts(t *testing.T) {
 		l.Disarm(&tm)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestShortTimers: what is due within half a second is met to the millisecond,
+// whatever else runs, and the loop does not wake more often for it.
+func TestShortTimers(t *testing.T) {
+	rnd := rand.New(rand.NewSource(1))
+	now := int64(time.Hour)
+	l := newLoop(t, &now, Config{})
+	var far Timer
+	l.Arm(&far, &fake{}, int64(20*time.Second))
+	for range 2000 {
+		var tm Timer
+		d := rnd.Int63n(fineTurn)
+		at, ran := now+d, int64(-1)
+		l.Arm(&tm, &fake{run: func() { ran = now }}, d)
+		wakes := 0
+		for ; ran < 0 && wakes < 10; wakes++ {
+			now += int64(l.timeout()) * 1e6
+			l.iterate(false)
+		}
+		if ran < at || ran > at+2<<fineShift {
+			t.Fatalf("after %v: %v late", time.Duration(d), time.Duration(ran-at))
+		}
+		if wakes > 2 {
+			t.Fatalf("after %v: %d wakes", time.Duration(d), wakes)
+		}
+		if rnd.Intn(10) == 0 { // the far one has come near
+			l.Arm(&far, &fake{}, int64(20*time.Second))
+			now += int64(time.Minute)
+			l.iterate(false)
+		}
 	}
 }

@@ -1,0 +1,246 @@
+package exchange
+
+import "aether/dataplane/httpmsg"
+
+// Bounds of what is kept of requests' bodies (docs/limits.md is about these).
+const (
+	// ReplayMax is how much of a request's body is kept so that it can be sent
+	// again (design 9): once more has gone up the request is not replayable.
+	ReplayMax = 64 << 10
+	// HoldMax is the most that Hold keeps, whatever it is asked for.
+	HoldMax = 1 << 20
+
+	chunkSize  = 4 << 10  // unit of what is kept
+	keptMax    = 16 << 20 // kept bodies of a Pool; those kept for replay alone get half of it
+	keepChunks = 256      // free chunks a Pool keeps
+	keepRefs   = 64       // an exchange's list of chunks that grew longer is not kept
+	drainMax   = 16 << 10 // a retired answer longer than this is cut short instead of read
+)
+
+type chunk [chunkSize]byte
+
+// Held says why a Hold has ended.
+type Held uint8
+
+// The ends of a Hold.
+const (
+	HeldWhole  Held = iota + 1 // the request is here whole
+	HeldFull                   // its body is longer than the limit; what is beyond waits at the client
+	HeldNoRoom                 // no memory is left for it; what is not held waits at the client
+)
+
+// Holder is told once when a Hold has ended. It may call Forward, Reply or
+// Abort, or do so later.
+type Holder interface {
+	Held(x *Exchange, why Held)
+}
+
+// Drainer is what a Stream of an upstream may be besides. Drain is called in
+// the place of Abort when the request has gone up whole and what is left of
+// its answer is short: the stream forgets the exchange, reads the rest and throws it
+// away, so that the peer does not see a reset.
+type Drainer interface{ Drain() }
+
+// KeepForReplay asks that what goes up of the body is kept, up to ReplayMax, so
+// that the request stays Replayable. Called by the service before the first
+// Forward. Nothing is kept of a body that is known to be longer.
+func (x *Exchange) KeepForReplay() {
+	x.replay = !x.lost && x.Req.Length <= ReplayMax
+}
+
+// Hold asks that up to limit bytes of the body (HoldMax at most), and what ends
+// it, are taken from the client before Forward. to is told once when the
+// request is whole or no more is taken, perhaps before Hold returns; it is not
+// told if the exchange ends, or is forwarded, first. What is held goes up
+// first, whoever asked for it. Called by the service while no upstream is attached.
+func (x *Exchange) Hold(limit int, to Holder) {
+	if x.over || x.up != nil {
+		return
+	}
+	x.holder, x.holdMax = to, min(limit, HoldMax)
+	if x.reqEnd || x.asks { // what asks for a tunnel has no body
+		x.told(HeldWhole)
+		return
+	}
+	x.reqStall = false
+	x.down.Resume() // it may have been refused before
+}
+
+// HeldBytes is how many bytes of the body are kept.
+func (x *Exchange) HeldBytes() int { return x.kept }
+
+// AppendHeld appends the bytes of the body that are kept to dst.
+func (x *Exchange) AppendHeld(dst []byte) []byte {
+	for o := 0; o < x.kept; o += chunkSize {
+		dst = append(dst, x.chunks[o/chunkSize][:min(chunkSize, x.kept-o)]...)
+	}
+	return dst
+}
+
+// Retire gives up the attempt under way: an upstream that is attached, or one
+// that is being waited for. From Response it means that this answer is not
+// wanted. The service then calls Forward, Park or Reply, as from Failed.
+func (x *Exchange) Retire() {
+	if x.over || x.answered {
+		return
+	}
+	x.Gen++ // who waits to forward it compares this
+	x.Status = 0
+	x.retired = true
+	up := x.up
+	x.up = nil
+	if up == nil {
+		return
+	}
+	if d, ok := up.(Drainer); ok && x.judged && x.upEnd && x.resLen >= 0 && x.resLen <= drainMax {
+		d.Drain()
+		return
+	}
+	up.Abort(Cancel)
+}
+
+// told ends a Hold.
+func (x *Exchange) told(why Held) {
+	to := x.holder
+	x.holder = nil
+	busy := x.busy
+	x.busy = true // the event goes on by itself: down is not to be resumed within it
+	to.Held(x, why)
+	x.busy = busy
+}
+
+// hold takes body bytes while no upstream is attached.
+func (x *Exchange) hold(p []byte, end bool) int {
+	n := x.store(p[:max(0, min(len(p), x.holdMax-x.kept))], keptMax/chunkSize)
+	x.ReqBytes += int64(n)
+	switch {
+	case n == len(p):
+		if end {
+			x.reqEnd = true
+			x.told(HeldWhole)
+		}
+	case x.kept >= x.holdMax:
+		x.reqStall = true
+		x.told(HeldFull)
+	default:
+		x.reqStall = true
+		x.told(HeldNoRoom)
+	}
+	return n
+}
+
+// store appends to what is kept and returns how much there was room for; most
+// bounds the pool's chunks.
+func (x *Exchange) store(p []byte, most int) (n int) {
+	for n < len(p) {
+		o := x.kept % chunkSize
+		if x.kept == len(x.chunks)*chunkSize {
+			c := x.pool.chunk(most)
+			if c == nil {
+				return n
+			}
+			x.chunks = append(x.chunks, c)
+		}
+		m := copy(x.chunks[len(x.chunks)-1][o:], p[n:])
+		n += m
+		x.kept += m
+	}
+	return n
+}
+
+// went accounts body bytes that have gone up past what is kept.
+func (x *Exchange) went(p []byte) {
+	if len(p) == 0 || x.lost {
+		return
+	}
+	if x.replay && x.kept+len(p) <= ReplayMax && x.store(p, keptMax/chunkSize/2) == len(p) {
+		x.fed = x.kept
+		return
+	}
+	x.unkeep()
+	x.lost = true
+}
+
+// wentTrailers is went for the trailers.
+func (x *Exchange) wentTrailers(f []httpmsg.Field) {
+	if x.replay {
+		x.keepTrailers(f)
+		return
+	}
+	x.unkeep()
+	x.lost = true
+}
+
+func (x *Exchange) keepTrailers(f []httpmsg.Field) {
+	for i := range f {
+		x.trailers = append(x.trailers, httpmsg.Field{Name: x.Keep(f[i].Name), Value: x.Keep(f[i].Value)})
+	}
+}
+
+// feed sends what is kept, and the end if it is known, to an upstream that has
+// not had it all; false: not yet.
+func (x *Exchange) feed() bool {
+	up := x.up
+	for x.fed < x.kept {
+		o := x.fed % chunkSize
+		p := x.chunks[x.fed/chunkSize][o:min(chunkSize, o+x.kept-x.fed)]
+		end := x.reqEnd && !x.trailed && x.fed+len(p) == x.kept
+		n := up.WriteData(p, end)
+		if x.up != up {
+			return false
+		}
+		if x.fed += n; n < len(p) {
+			x.reqStall = true
+			return false
+		}
+		x.upEnd = end
+	}
+	if x.trailed && !x.upEnd {
+		x.upEnd = true
+		up.WriteTrailers(x.trailers)
+	}
+	if !x.replay || x.kept > ReplayMax {
+		x.lost = x.lost || x.kept > 0 || x.trailed
+		x.unkeep()
+	}
+	return x.up == up
+}
+
+// unfed reports whether the upstream has still to get something that is kept.
+func (x *Exchange) unfed() bool { return x.fed < x.kept || x.trailed && !x.upEnd }
+
+// begun: the answer goes down, and nothing is sent again any more.
+func (x *Exchange) begun() {
+	x.replay = false
+	if x.up == nil || !x.unfed() {
+		x.unkeep()
+	}
+}
+
+// unkeep gives back what is kept of the body.
+func (x *Exchange) unkeep() {
+	for i, c := range x.chunks {
+		x.pool.held--
+		if len(x.pool.chunks) < keepChunks {
+			x.pool.chunks = append(x.pool.chunks, c)
+		}
+		x.chunks[i] = nil
+	}
+	x.chunks = x.chunks[:0]
+	x.kept, x.fed, x.replay = 0, 0, false
+}
+
+// chunk is a free chunk, or nil if most are in use.
+func (p *Pool) chunk(most int) *chunk {
+	if p.held >= most {
+		return nil
+	}
+	p.held++
+	if n := len(p.chunks); n > 0 {
+		c := p.chunks[n-1]
+		p.chunks[n-1] = nil
+		p.chunks = p.chunks[:n-1]
+		return c
+	}
+	return new(chunk)
+}

@@ -1,0 +1,56 @@
+package inbound
+
+import (
+	"errors"
+	"strconv"
+
+	"aether/dataplane/engine"
+	"aether/dataplane/exchange"
+	"aether/dataplane/httpmsg"
+)
+
+// failure is what a delivery that ended without an answer is answered with.
+type failure struct {
+	status         int
+	flags, details string // of the outcome: what the source judges retries by (contract 5.7)
+	text           string
+}
+
+// failureOf classes the end of a delivery to port. The flags are Envoy's: UF and UO
+// say that the application has not seen the request; UC that it may have; UR
+// that it reset the stream, with REFUSED_STREAM in the details if it says that it
+// processed nothing; UPE and UT are never retried.
+func failureOf(code exchange.Code, cause error, port uint16) failure {
+	switch code {
+	case exchange.Connect:
+		return failure{503, "UF", "upstream_connection_failure", "the application does not listen on port " + strconv.Itoa(int(port)) + " of 127.0.0.1\n"}
+	case exchange.Protocol:
+		return failure{502, "UPE", "upstream_protocol_error", "the application's answer is not valid HTTP\n"}
+	case exchange.Timeout:
+		return failure{504, "UT", "response_timeout", "the application did not answer in time\n"}
+	case exchange.Refused:
+		if errors.Is(cause, engine.ErrHopFull) {
+			return failure{503, "UO", "upstream_overflow", "too many requests wait for the application\n"}
+		}
+		return failure{503, "UR", "upstream_reset_before_response_started{REFUSED_STREAM}", "the application refused the request\n"}
+	case exchange.TooLarge:
+		return failure{503, "UR", "upstream_reset_before_response_started{ENHANCE_YOUR_CALM}", "the application reset the request\n"}
+	}
+	return failure{503, "UC", "upstream_reset_before_response_started{" + code.String() + "}", "the application closed the connection without an answer\n"}
+}
+
+// grpcReply makes h, with its outcome, the answer to a gRPC call: trailers only, with
+// the status that stands for an HTTP status.
+func grpcReply(h *httpmsg.Head, status int, text string) {
+	code := 2 // UNKNOWN
+	switch status {
+	case 403:
+		code = 7 // PERMISSION_DENIED, which clients act upon
+	case 502, 503, 504:
+		code = 14 // UNAVAILABLE: clients may try again
+	}
+	h.Status = 200
+	h.Add([]byte("content-type"), []byte(httpmsg.GRPC))
+	h.Add([]byte("grpc-status"), strconv.AppendInt(nil, int64(code), 10))
+	h.Add([]byte("grpc-message"), httpmsg.GRPCMessage(text))
+}

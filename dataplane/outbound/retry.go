@@ -1,0 +1,300 @@
+package outbound
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"time"
+
+	"aether/dataplane/engine"
+	"aether/dataplane/exchange"
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/model"
+	"aether/dataplane/snapshot"
+	"aether/mtls"
+)
+
+// Bounds of retries (contract 5.6, 5.7; decision 013).
+const (
+	maxRetries  = 2  // of a request, where its rule does not say
+	maxRetrying = 16 // requests of a loop to one destination that are being sent again
+
+	backoffBase = 25 * time.Millisecond
+	backoffMax  = 250 * time.Millisecond
+)
+
+// Names of Entry.Cause for limits of time that a rule sets.
+const (
+	causeRequestTimeout = "route-timeout" // timeouts.request
+	causeTryTimeout     = "try-timeout"   // timeouts.backendRequest
+)
+
+// retry is what the request's rule says about retries; nil: nothing.
+func (rq *reqState) retry() *model.Retry {
+	if m := rq.v.Matched; m != nil {
+		return m.Retry
+	}
+	return nil
+}
+
+// limit is how often the request may be sent again.
+func (rq *reqState) limit() int {
+	if r := rq.retry(); r != nil {
+		return int(r.Attempts)
+	}
+	return maxRetries
+}
+
+// names reports whether the request's rule asks for a retry on status.
+func (rq *reqState) names(status int) bool {
+	r := rq.retry()
+	return r != nil && slices.Contains(r.Codes, uint16(status))
+}
+
+// start begins a request that goes over the hop: its rule's limit of time, and what is
+// kept to send it again.
+func (o *Outbound) start(x *exchange.Exchange, c *conn, rq *reqState) {
+	rq.x = x
+	if rq.limit() > 0 {
+		x.KeepForReplay()
+	}
+	if m := rq.v.Matched; m != nil && m.Timeouts.Request > 0 {
+		since := c.st.l.Now() - x.Start // it may have waited for a filter
+		c.st.l.Arm(&rq.whole, (*wholeLimit)(rq), max(0, int64(m.Timeouts.Request)-since))
+	}
+}
+
+// tries begins an attempt's limit of time.
+func (rq *reqState) tries(l *engine.Loop) {
+	if m := rq.v.Matched; m != nil && m.Timeouts.Backend > 0 {
+		l.Arm(&rq.tryEnd, (*tryLimit)(rq), int64(m.Timeouts.Backend))
+	}
+}
+
+// stop ends what runs on the request's timers, and its place among those that are sent again.
+func (rq *reqState) stop(st *loopState) {
+	rq.untimed(st)
+	if rq.wait.Armed() {
+		st.l.Disarm(&rq.wait)
+	}
+	rq.settled(st)
+	rq.x = nil
+}
+
+// untimed ends the limits of time of the request's rule.
+func (rq *reqState) untimed(st *loopState) {
+	if rq.whole.Armed() {
+		st.l.Disarm(&rq.whole)
+	}
+	if rq.tryEnd.Armed() {
+		st.l.Disarm(&rq.tryEnd)
+	}
+}
+
+// settled gives back the request's place among those that are sent again.
+func (rq *reqState) settled(st *loopState) {
+	if rq.retrying == "" {
+		return
+	}
+	if n := st.retrying[rq.retrying] - 1; n > 0 {
+		st.retrying[rq.retrying] = n
+	} else {
+		delete(st.retrying, rq.retrying)
+	}
+	rq.retrying = ""
+}
+
+// judge is called with each final answer, its outcome still in h; true: it is not
+// wanted, and the request is sent again.
+func (o *Outbound) judge(x *exchange.Exchange, c *conn, rq *reqState, h *httpmsg.Head, v []byte) bool {
+	// Nearly every answer is an application's, and none of those that are retried.
+	named := rq.names(h.Status)
+	if !named && !bytes.HasPrefix(v, codeNone) && !bytes.HasPrefix(v, codeUnavailable) {
+		return false
+	}
+	seen := 0
+	for i := range h.Fields {
+		switch string(h.Fields[i].Name) {
+		case "x-aether-outcome":
+			seen++
+		case "x-envoy-ratelimited": // the veto
+			return false
+		}
+	}
+	out, ok := parseOutcome(v, x.Req.Method)
+	ok = ok && seen == 1
+	switch {
+	case ok && out.retriable(x.Idempotent()):
+	case named && !(ok && out.mayBegun()): // a cut is no status of an application's
+	default:
+		return false
+	}
+	return o.again(x, c, rq, false)
+}
+
+var (
+	codeNone        = []byte("0;")
+	codeUnavailable = []byte("503;")
+)
+
+// rejudge is called with each attempt that ended without an answer; true: the request is sent again.
+func (o *Outbound) rejudge(x *exchange.Exchange, c *conn, rq *reqState, code exchange.Code) bool {
+	var none *mtls.NoCertificate
+	if errors.As(x.Cause, &none) { // trying elsewhere cannot mend that
+		return false
+	}
+	out := observed(code, x.Reached(), x.Cause)
+	if (code == exchange.Connect || errors.Is(x.Cause, engine.ErrNoTunnel)) && c.st.pick(c.pod, rq) == nil {
+		return false // a host that cannot be reached costs its connect's limit each time, and one that has no tunnels stays so: only another is worth that
+	}
+	// A peer that says at once that it took nothing wants it sent to another
+	// session, or another host, now (RFC 9113 6.8).
+	return out.retriable(x.Idempotent()) && o.again(x, c, rq, out.refused)
+}
+
+// again gives up the attempt under way and sends the request once more, to
+// another host if there is one, if it may be sent at all; at once: without waiting, the first time.
+func (o *Outbound) again(x *exchange.Exchange, c *conn, rq *reqState, atOnce bool) bool {
+	st := c.st
+	if rq.retries >= rq.limit() || !x.Replayable() {
+		return false
+	}
+	var least time.Duration
+	if r := rq.retry(); r != nil {
+		least = r.Backoff
+	}
+	wait := least + backoff(rq.retries, st.rnd.Uint64())
+	if atOnce && least == 0 && rq.retries == 0 {
+		wait = 0
+	}
+	// What the peer took nothing of costs nobody anything twice: of a session that
+	// ends, all streams may be sent again.
+	if wait > 0 && rq.retrying == "" {
+		name := rq.v.Backend.Name
+		if st.retrying[name] >= maxRetrying {
+			o.RetriesOverflow.Inc()
+			return false
+		}
+		if st.retrying == nil {
+			st.retrying = map[string]int{}
+		}
+		st.retrying[name]++
+		rq.retrying = name
+	}
+	o.Retries.Inc()
+	rq.retries++
+	st.leave(x, rq)
+	if rq.tryEnd.Armed() {
+		st.l.Disarm(&rq.tryEnd)
+	}
+	x.Retire()
+	x.Park()
+	if wait == 0 {
+		o.resend(x, c, rq)
+		return true
+	}
+	st.l.Arm(&rq.wait, (*backoffEnd)(rq), int64(wait))
+	return true
+}
+
+// backoff is how long retry n (0: the first) waits: any time below a bound
+// that doubles, so that those who failed together do not come back together.
+func backoff(n int, rnd uint64) time.Duration {
+	most := min(backoffBase<<min(n, 16), backoffMax)
+	return time.Duration(rnd % uint64(most))
+}
+
+// resend sends the request to another endpoint, or, if all have been tried, to any.
+func (o *Outbound) resend(x *exchange.Exchange, c *conn, rq *reqState) {
+	x.Cause = nil
+	e := c.st.pick(c.pod, rq)
+	if e == nil {
+		rq.attempt = 0 // who was tried counts as not tried
+		e = c.st.pick(c.pod, rq)
+	}
+	o.send(x, c, rq, e)
+}
+
+func (rq *reqState) conn() *conn { return rq.x.Conn.(*engine.ConnInfo).User.(*conn) }
+
+// backoffEnd is a request as the task of its backoff.
+type backoffEnd reqState
+
+// Run is reactor.Task.
+func (t *backoffEnd) Run() {
+	rq := (*reqState)(t)
+	c := rq.conn()
+	c.o.resend(rq.x, c, rq)
+}
+
+// Fail is reactor.Task.
+func (t *backoffEnd) Fail(error) { (*reqState)(t).fault() }
+
+// fault ends a request whose timer's task has failed.
+func (rq *reqState) fault() {
+	if rq.x != nil {
+		rq.x.Abort(exchange.Internal)
+	}
+}
+
+// wholeLimit is a request as the task of timeouts.request.
+type wholeLimit reqState
+
+// Run is reactor.Task.
+func (t *wholeLimit) Run() {
+	rq := (*reqState)(t)
+	c := rq.conn()
+	c.o.timedOut(rq.x, rq, causeRequestTimeout, "timeouts.request", rq.v.Matched, rq.v.Matched.Timeouts.Request)
+}
+
+// Fail is reactor.Task.
+func (t *wholeLimit) Fail(error) { (*reqState)(t).fault() }
+
+// tryLimit is a request as the task of timeouts.backendRequest.
+type tryLimit reqState
+
+// Run is reactor.Task. A timeout is tried again only if the rule says so by naming 504.
+func (t *tryLimit) Run() {
+	rq := (*reqState)(t)
+	x, c := rq.x, rq.conn()
+	if !x.Answered() {
+		c.st.failed(x, rq, exchange.Timeout)
+	}
+	if !x.Answered() && rq.names(504) && c.o.again(x, c, rq, false) {
+		return
+	}
+	c.o.timedOut(x, rq, causeTryTimeout, "timeouts.backendRequest", rq.v.Matched, rq.v.Matched.Timeouts.Backend)
+}
+
+// Fail is reactor.Task.
+func (t *tryLimit) Fail(error) { (*reqState)(t).fault() }
+
+// timedOut ends a request that has met a limit of its rule: 504, or a cut where the answer has begun.
+func (o *Outbound) timedOut(x *exchange.Exchange, rq *reqState, cause, field string, rule *snapshot.Rule, limit time.Duration) {
+	rq.cause = cause
+	if x.Answered() {
+		x.Abort(exchange.Timeout)
+		return
+	}
+	x.Retire()
+	o.reply(x, 504, "", "no answer within "+field+" ("+limit.String()+") of "+rule.Name+"\n", 4)
+}
+
+// cutTrailers end a gRPC response that has no status: clients may try again (case 68).
+var cutTrailers = []httpmsg.Field{
+	{Name: hdrGRPCStatus, Value: []byte("14")},
+	{Name: hdrGRPCMessage, Value: []byte("the response ended without a status")},
+}
+
+// accepted is called with an answer that goes down.
+func (rq *reqState) accepted(x *exchange.Exchange, c *conn, h *httpmsg.Head) {
+	rq.settled(c.st)
+	if h.Status == 101 { // an open tunnel has no end that a limit could wait for
+		rq.untimed(c.st)
+	}
+	if rq.grpc && c.flow.Sniff == model.SniffH2C && h.Status == 200 {
+		if ct, _ := h.Get("content-type"); httpmsg.IsGRPC(ct) {
+			x.Cut = cutTrailers
+		}
+	}
+}
