@@ -96,7 +96,7 @@ func highRate(ctx context.Context, z *suite, s *site) (sample, error) {
 			}
 			got, err := z.sites[i].saturate(ctx, z, "/")
 			if err != nil {
-				return nil, fmt.Errorf("Envoy at saturation: %w", err)
+				return nil, fmt.Errorf("saturation of envoy: %w", err)
 			}
 			r = &row{samples: []sample{got}}
 		}
