@@ -94,6 +94,10 @@ bench: setup ## Compare with the peers side by side, shortly (root)
 bench-full: setup ## The same with more and longer rounds (root)
 	AETHER_BENCH_FULL=1 go test -run '^$$' -bench ./bench -timeout 120m
 
+.PHONY: bench-fairness
+bench-fairness: setup ## Show what a neighbour notices of a pod that does its worst (root)
+	go test -run '^$$' -bench . -benchtime 1x -timeout 10m ./bench/fairness
+
 .PHONY: clean
 clean: ## Remove what was built
 	rm -rf bin

@@ -35,8 +35,16 @@ func (n *Node) Register(m *telemetry.Metrics) {
 	m.Gauge("aether_requests_in_flight", "Requests under way.", loops(func(l *engine.Loop) float64 { return float64(l.Gauges.Outbound.Load()) }), "direction", "outbound")
 	m.Gauge("aether_requests_in_flight", "Requests under way.", loops(func(l *engine.Loop) float64 { return float64(l.Gauges.Inbound.Load()) }), "direction", "inbound")
 
+	m.Gauge("aether_descriptors", "Descriptors accounted to pods.", func() float64 { return float64(n.engine.Files()) })
+	m.Gauge("aether_overload_level", "How short of memory the proxy is: 0 calm, 1 shrink, 2 no-keep-alive, 3 stop-requests, 4 stop-accepting.", func() float64 { return float64(n.engine.Level()) })
+	for i, kind := range engine.ShedKinds() {
+		m.CounterOf("aether_shed_total", "What was refused, ended or left waiting for want of memory or descriptors.",
+			func() float64 { return float64(n.engine.Shed(engine.Shed(i))) }, "kind", kind)
+	}
+
 	m.Gauge("aether_loops", "Event loops.", loops(func(*engine.Loop) float64 { return 1 }))
 	m.CounterOf("aether_loop_busy_seconds_total", "Time loops did not wait.", loops(func(l *engine.Loop) float64 { return l.Stats().Busy.Seconds() }))
+	m.CounterOf("aether_loop_cpu_seconds_total", "Processor time of the loops.", loops(func(l *engine.Loop) float64 { return l.Stats().CPU.Seconds() }))
 	m.CounterOf("aether_loop_panics_total", "Panics that cost one connection each.", loops(func(l *engine.Loop) float64 { return float64(l.Stats().Panics) }))
 	m.CounterOf("aether_loop_slow_total", "Loop iterations over 50 ms.", loops(func(l *engine.Loop) float64 { return float64(l.Stats().Slow) }))
 	m.Histogram("aether_loop_lag_seconds", "How long loop iterations took: what is ready meanwhile waits for as long at most.",

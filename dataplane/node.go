@@ -47,6 +47,7 @@ type Config struct {
 	Owner      *listen.Owner    // nil: a new one, with nothing inherited
 	Blocking   reactor.Blocking // how loops wait
 	MaxLoops   int              // 0: GOMAXPROCS
+	Memory     int64            // bytes of memory that the process may use; 0: no limit (see MemoryLimit)
 	Records    record.Maker     // who seals TLS records
 	Compat     bool             // accept Envoy-based peers: TLS 1.2, no server name (design 9)
 	Capture    bool             // install the capture rules in the pods, as the CNI plugin would
@@ -102,7 +103,7 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Owner == nil {
 		cfg.Owner = &listen.Owner{}
 	}
-	e, err := engine.New(engine.Config{Blocking: cfg.Blocking, MaxLoops: cfg.MaxLoops, Log: cfg.Log})
+	e, err := engine.New(engine.Config{Blocking: cfg.Blocking, MaxLoops: cfg.MaxLoops, Memory: cfg.Memory, Log: cfg.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -373,11 +374,11 @@ func (n *Node) addLocked(w *model.Workload) (_ *pod, err error) {
 	p.listen = func() error {
 		err := errors.Join(
 			p.engine.Listen(set.Capture, n.out.AcceptCaptured(op)),
-			p.engine.Listen(set.Proxy, n.out.AcceptProxy(op)),
-			p.engine.Listen(set.Mesh, n.in.Accept(ip)),
+			p.engine.ListenVital(set.Proxy, n.out.AcceptProxy(op)),
+			p.engine.ListenVital(set.Mesh, n.in.Accept(ip)),
 		)
 		if set.Proxy6 >= 0 && err == nil {
-			err = p.engine.Listen(set.Proxy6, n.out.AcceptProxy(op))
+			err = p.engine.ListenVital(set.Proxy6, n.out.AcceptProxy(op))
 		}
 		return err
 	}

@@ -12,6 +12,8 @@ const (
 	DefaultNode  = 256  // of all pods
 	DefaultPod   = 64   // of one pod
 	DefaultQueue = 1024 // that wait for their turn
+
+	podQueue = 4 // one pod may have this part of the queue
 )
 
 // LimiterConfig: zero fields mean the defaults above; negative ones are not allowed.
@@ -22,6 +24,7 @@ type LimiterConfig struct{ Node, Pod, Queue int }
 // concurrent use. The nil Limiter bounds nothing.
 type Limiter struct {
 	perPod int
+	most   int // of one pod, in or waiting
 	node   chan struct{}
 	queue  chan struct{}
 
@@ -36,10 +39,12 @@ type podLimit struct {
 
 // NewLimiter returns a Limiter with the bounds of c.
 func NewLimiter(c LimiterConfig) *Limiter {
+	perPod, queue := cmp.Or(c.Pod, DefaultPod), cmp.Or(c.Queue, DefaultQueue)
 	return &Limiter{
-		perPod: cmp.Or(c.Pod, DefaultPod),
+		perPod: perPod,
+		most:   perPod + (queue+podQueue-1)/podQueue,
 		node:   make(chan struct{}, cmp.Or(c.Node, DefaultNode)),
-		queue:  make(chan struct{}, cmp.Or(c.Queue, DefaultQueue)),
+		queue:  make(chan struct{}, queue),
 		pods:   map[string]*podLimit{},
 	}
 }
@@ -63,7 +68,10 @@ func (l *Limiter) Enter(ctx context.Context, pod string) (leave func(), err erro
 	if l == nil {
 		return func() {}, nil
 	}
-	p := l.join(pod)
+	p, ok := l.join(pod)
+	if !ok {
+		return nil, &Busy{Pod: pod, Full: true}
+	}
 	select {
 	case p.slots <- struct{}{}:
 		select {
@@ -97,7 +105,8 @@ func (l *Limiter) Enter(ctx context.Context, pod string) (leave func(), err erro
 	}
 }
 
-func (l *Limiter) join(pod string) *podLimit {
+// join counts one more of the pod's, if it may have one.
+func (l *Limiter) join(pod string) (*podLimit, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.pods[pod]
@@ -105,8 +114,11 @@ func (l *Limiter) join(pod string) *podLimit {
 		p = &podLimit{slots: make(chan struct{}, l.perPod)}
 		l.pods[pod] = p
 	}
+	if p.users >= l.most {
+		return nil, false
+	}
 	p.users++
-	return p
+	return p, true
 }
 
 func (l *Limiter) part(pod string, p *podLimit) {

@@ -352,9 +352,9 @@ func TestLimiter(t *testing.T) {
 		t.Errorf("a fourth of the node: %v", err)
 	}
 	got := make(chan func(), 2)
-	for range 2 {
+	for _, pod := range []string{"a", "b"} {
 		go func() {
-			leave, err := l.Enter(ctx, "a")
+			leave, err := l.Enter(ctx, pod)
 			if err != nil {
 				t.Error(err)
 			}
@@ -369,11 +369,40 @@ func TestLimiter(t *testing.T) {
 	}
 	a1()
 	a2()
-	(<-got)()
-	(<-got)()
 	b1()
+	(<-got)()
+	(<-got)()
 	if len(l.pods) != 0 || len(l.node) != 0 || len(l.queue) != 0 {
 		t.Errorf("left over: %d pods, %d in, %d waiting", len(l.pods), len(l.node), len(l.queue))
+	}
+	// One pod has a part of the queue only: another's handshakes may still wait.
+	l = NewLimiter(LimiterConfig{Node: 1, Pod: 1, Queue: 2 * podQueue})
+	held := enter(ctx, "x")
+	for range 3 {
+		go func() {
+			leave, err := l.Enter(ctx, "a")
+			if err == nil {
+				defer leave()
+			}
+			got <- func() {
+				if err != nil && !isBusy(err, true) {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	for len(l.queue) < 3 { // as many as a pod may have here: one in its turn, were the node not full, and two behind it
+		<-time.After(time.Millisecond)
+	}
+	if _, err := l.Enter(ctx, "a"); !isBusy(err, true) {
+		t.Errorf("more than a pod's part of the queue: %v", err)
+	}
+	if _, err := l.Enter(gone, "b"); !isBusy(err, false) {
+		t.Errorf("another pod cannot wait: %v", err)
+	}
+	held()
+	for range 3 {
+		(<-got)()
 	}
 	var none *Limiter
 	if leave, err := none.Enter(gone, "x"); err != nil {

@@ -38,6 +38,8 @@ const (
 	ReasonUnknownSNI    Reason = "unknown-sni"       // a port that the pod does not serve
 	ReasonBusy          Reason = "handshake-limit"   // no turn
 	ReasonConnect       Reason = "connect"           // refused, unreachable, reset
+	ReasonFiles         Reason = "descriptors"       // this process has none left
+	ReasonPorts         Reason = "local-ports"       // the pod has none left towards this endpoint
 	ReasonConnectWait   Reason = "connect-timeout"   // no answer in time
 	ReasonHandshakeWait Reason = "handshake-timeout" // the peer was silent
 	ReasonRemote        Reason = "refused-by-peer"   // the peer sent an alert
@@ -79,6 +81,10 @@ func ReasonOf(err error) Reason {
 		return ReasonBusy
 	case errors.Is(err, context.Canceled):
 		return ReasonCancelled
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return ReasonFiles
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return ReasonPorts
 	case is(&connect):
 		if timedOut(err) {
 			return ReasonConnectWait

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -236,6 +238,40 @@ func TestIdle(t *testing.T) {
 	}()
 	if err := idle(cut, get("x"), 1, hold, io.Discard); err == nil || !strings.Contains(err.Error(), "did not stay") {
 		t.Errorf("a connection was dropped: %v", err)
+	}
+}
+
+// All kinds of connection are open, and answered where they ask for something.
+func TestFlood(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") })
+	s := httptest.NewUnstartedServer(mux)
+	s.Config.Protocols = new(http.Protocols)
+	s.Config.Protocols.SetHTTP1(true)
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Start()
+	defer s.Close()
+	hold, release := io.Pipe()
+	said, say := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		done <- flood(netip.MustParseAddrPort(strings.TrimPrefix(s.URL, "http://")), "x", 130, hold, say)
+	}()
+	lines := bufio.NewReader(said)
+	if line, err := lines.ReadString('\n'); err != nil || line != "{\"open\":130}\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	<-time.After(1500 * time.Millisecond) // a field of each head
+	go release.Close()
+	var f Flood
+	if err := json.NewDecoder(lines).Decode(&f); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if f.Connections != 130 || f.Requests < 100 || f.Streams < 100 || f.Heads < 100 {
+		t.Errorf("%+v", f)
 	}
 }
 

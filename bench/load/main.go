@@ -3,6 +3,7 @@
 //
 //	load rate      paced requests at a fixed rate, open loop
 //	load idle      many connections, each idle after one request
+//	load flood     many connections that do what they can to be a burden
 //	load download  counted streams of bytes from load source
 //	load upload    the same, to it
 //	load first     the time to the first byte of a server that speaks first
@@ -32,13 +33,13 @@ func main() {
 
 func start(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("say which: rate, idle, download, upload, first, source, banner or relay")
+		return fmt.Errorf("say which: rate, idle, flood, download, upload, first, source, banner or relay")
 	}
 	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	addr := fs.String("addr", "", "literal `ip:port` to dial, or to listen on")
 	host := fs.String("host", "", "Host of the requests (default: addr)")
 	dial := fs.String("dial", "", "relay: literal `ip:port` of the other half")
-	n := fs.Int("n", 10_000, "idle: connections")
+	n := fs.Int("n", 10_000, "idle, flood: connections")
 	bytes := fs.Int64("bytes", 1e9, "download, upload: bytes, all streams together")
 	streams := fs.Int("streams", 1, "download, upload: connections")
 	qps := fs.Int("qps", 2000, "rate: requests a second, all connections together")
@@ -64,6 +65,8 @@ func start(args []string) error {
 		result, err = paced(to, request, *qps, *conns, *duration)
 	case "idle":
 		return idle(to, request, *n, os.Stdin, os.Stdout)
+	case "flood":
+		return flood(to, *host, *n, os.Stdin, os.Stdout)
 	case "download", "upload":
 		if *streams < 1 || *streams > 1000 || *bytes < int64(*streams) {
 			return fmt.Errorf("%s: streams must be 1 to 1000, and each have a byte", args[0])
@@ -82,7 +85,7 @@ func start(args []string) error {
 		}
 		return relay(to, other)
 	default:
-		return fmt.Errorf("%q is none of rate, idle, download, upload, first, source, banner, relay", args[0])
+		return fmt.Errorf("%q is none of rate, idle, flood, download, upload, first, source, banner, relay", args[0])
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", args[0], err)

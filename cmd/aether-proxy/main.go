@@ -38,6 +38,7 @@ type options struct {
 	adminAddr, logLevel, blocking, records      string
 	handover                                    string
 	drainTime                                   time.Duration
+	memoryLimit                                 string
 	maxLoops                                    int
 	capture, compat, redirectAll, accessLog     bool
 	failureLog, statsPod                        bool
@@ -87,6 +88,7 @@ one drains: no connection is refused or lost meanwhile.`,
 	f.StringVar(&o.blocking, "blocking", "adapt", "how an event loop waits: adapt (keeps its processor for 5 ms) or safe")
 	f.StringVar(&o.records, "records", "own", "who seals TLS records: own or std (crypto/tls)")
 	f.IntVar(&o.maxLoops, "max-loops", 0, "most event loops; 0: as many as processors")
+	f.StringVar(&o.memoryLimit, "memory-limit", "", "memory that the proxy may use, such as 384MiB; as it is neared, work is given up step by step. Default: GOMEMLIMIT, else 90 % of the control group's limit, else none")
 	f.BoolVar(&o.capture, "capture", false, "install the capture rules in the node's pods, as the CNI plugin does in a cluster")
 	f.BoolVar(&o.compat, "envoy-peers", false, "accept Envoy-based sources: TLS 1.2, no server name")
 	f.BoolVar(&o.redirectAll, "redirect-all-default", true, "capture all outbound TCP of pods that do not say")
@@ -123,8 +125,13 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	if o.drainTime < 0 {
 		return fmt.Errorf("--drain-time: %s is negative; 0 cuts at once", o.drainTime)
 	}
+	memory, err := dataplane.ParseBytes(o.memoryLimit)
+	if err != nil {
+		return fmt.Errorf("--memory-limit: %w", err)
+	}
+	memory, memoryFrom := dataplane.MemoryLimit(memory, "/")
 	owner := &listen.Owner{}
-	cfg := dataplane.Config{Owner: owner, Capture: o.capture, Compat: o.compat, MaxLoops: o.maxLoops, Log: log}
+	cfg := dataplane.Config{Owner: owner, Memory: memory, Capture: o.capture, Compat: o.compat, MaxLoops: o.maxLoops, Log: log}
 	switch o.blocking {
 	case "adapt":
 		cfg.Blocking = reactor.Adapt
@@ -141,7 +148,6 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	default:
 		return fmt.Errorf("--records: %q is neither own nor std", o.records)
 	}
-	var err error
 	if cfg.Identities, err = identities(o, log); err != nil {
 		return err
 	}
@@ -207,7 +213,7 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	start("hand-over", func() error { return h.run(ctx, leave) })
 	start("configuration", func() error { return loop.Run(ctx) })
 	start("data plane", func() error { return node.Run(ctx) })
-	log.Info("aether-proxy", "node", o.node, "config", o.config, "trust-domain", o.trustDomain, "admin", o.adminAddr)
+	log.Info("aether-proxy", "node", o.node, "config", o.config, "trust-domain", o.trustDomain, "admin", o.adminAddr, "memory-limit", memory, "from", memoryFrom)
 	wg.Wait()
 	close(errs)
 	var all []error

@@ -29,21 +29,19 @@ import (
 
 // Bounds of the engine, one place (docs/limits.md is about these).
 const (
-	readBuf    = 16 << 10  // an HTTP/1 connection's read buffer while bytes move
-	bigReadBuf = 64 << 10  // when a head does not fit (contract 17: heads up to 60 KiB)
-	outHigh    = 256 << 10 // queued output of an HTTP/1 connection before its source is stopped
-	h2OutMax   = 512 << 10 // queued output of an HTTP/2 client before no more of its requests are read
-	sealMax    = 256 << 10 // plaintext sealed at once
-	keepBufs   = 256       // free small buffers a loop keeps of each kind
-	smallOut   = 4 << 10   // a connection's output buffer to begin with
-	bigOut     = 320 << 10 // and when bulk moves: what may be queued, its framing, and its records
-	keepPend   = 64 << 10  // a free stream's buffer bigger than this is not kept
-	keepBig    = 16        // free big buffers a loop keeps
+	readBuf     = 16 << 10  // an HTTP/1 connection's read buffer while bytes move
+	bigReadBuf  = 64 << 10  // when a head does not fit (contract 17: heads up to 60 KiB)
+	outHigh     = 256 << 10 // queued output of an HTTP/1 connection before its source is stopped
+	h2OutMax    = 512 << 10 // queued output of an HTTP/2 client before no more of its requests are read
+	sealMax     = 256 << 10 // plaintext sealed at once
+	keepBufs    = 256       // free small buffers a loop keeps of each kind
+	smallOut    = 4 << 10   // a connection's output buffer to begin with
+	bigOut      = 320 << 10 // and when bulk moves: what may be queued, its framing, and its records
+	keepPend    = 64 << 10  // a free stream's buffer bigger than this is not kept
+	keepBig     = 16        // free big buffers a loop keeps
+	keepStreams = 4096      // free streams a loop keeps
 
 	h2Window = 16 << 20 // receive window of an HTTP/2 connection: 64 streams whose readers have stopped do not stop the others
-
-	podBytes   = 512 << 10 // bytes read for one pod in one iteration
-	podAccepts = 64        // connections accepted for one pod in one iteration
 
 	lifeMargin  = 2 * time.Minute // a hop session takes no new requests this long before its certificates end
 	maxWaiters  = 1024            // requests that wait for one hop, or one HTTP/2 application
@@ -70,6 +68,9 @@ const (
 type Config struct {
 	MaxLoops int              // 0: GOMAXPROCS
 	Blocking reactor.Blocking // how loops wait
+	Files    int              // descriptors that the process may have; 0: RLIMIT_NOFILE as it is
+	Memory   int64            // bytes of memory that the process may use; 0: no limit, and nothing is shed for memory
+	Used     func() uint64    // bytes in use; nil: the live heap and the stacks
 	Now      func() int64     // monotonic clock; nil: the real one
 	Log      *slog.Logger     // nil: discard
 }
@@ -89,6 +90,11 @@ type Engine struct {
 
 	draining bool         // guarded by mu: loops that are made later are told
 	going    atomic.Int64 // goroutines of Loop.Go
+	pressure
+	budget files
+	files  atomic.Int64 // descriptors accounted to pods
+	npods  atomic.Int64
+	scarce atomic.Bool // the reserve is near: ask before accepting
 }
 
 // New makes an engine with one loop, which starts with Run.
@@ -102,7 +108,10 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	e := &Engine{cfg: cfg, log: cfg.Log, pods: map[*Pod]struct{}{}, ask: make(chan struct{}, 1)}
+	if cfg.Used == nil {
+		cfg.Used = memoryUsed
+	}
+	e := &Engine{cfg: cfg, log: cfg.Log, pods: map[*Pod]struct{}{}, ask: make(chan struct{}, 1), budget: newFiles(cfg.Files)}
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	if _, err := e.addLoop(); err != nil {
 		return nil, err
@@ -125,13 +134,22 @@ func (e *Engine) addLoop() (*Loop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine: loop %d: %w", id, err)
 	}
-	l := &Loop{Loop: rl, eng: e, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}, draining: e.draining}
+	l := &Loop{Loop: rl, eng: e, scale: 100, level: e.over.level, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}, draining: e.draining}
 	e.loops = append(e.loops, l)
+	if e.over.scale > 0 {
+		l.scale = int64(e.over.scale)
+	}
 	if e.run {
 		e.wg.Go(rl.Run)
 	}
 	return l, nil
 }
+
+// What the engine's ticker does.
+const (
+	checkEvery  = 50 * time.Millisecond // the watchdog looks at the loops
+	spreadEvery = time.Second           // pods are balanced over loops
+)
 
 // Run runs the loops, the watchdog and the balancing of pods over loops until
 // ctx ends; then every connection is closed and every goroutine has ended when it returns.
@@ -142,7 +160,7 @@ func (e *Engine) Run(ctx context.Context) {
 		e.wg.Go(l.Run)
 	}
 	e.mu.Unlock()
-	t := time.NewTicker(50 * time.Millisecond)
+	t := time.NewTicker(checkEvery)
 	defer t.Stop()
 	for n := 0; ; n++ {
 		select {
@@ -160,8 +178,11 @@ func (e *Engine) Run(ctx context.Context) {
 			for _, l := range e.loops {
 				l.Check()
 			}
-			if n%20 == 19 {
-				e.spread(time.Second)
+			if n%int(measureEvery/checkEvery) == 0 {
+				e.measure()
+			}
+			if n%int(spreadEvery/checkEvery) == 0 && n > 0 {
+				e.spread(spreadEvery)
 			}
 			e.mu.Unlock()
 		}
@@ -175,9 +196,9 @@ func (e *Engine) spread(period time.Duration) {
 	var idlest *Loop
 	var full *Loop
 	for _, l := range e.loops {
-		b := l.Stats().Busy
-		l.load = float64(b-l.lastBusy) / float64(period)
-		l.lastBusy = b
+		b := l.Stats().CPU // not Busy: on a crowded machine a loop that waits for its processor is not saturated
+		l.load = float64(b-l.lastCPU) / float64(period)
+		l.lastCPU = b
 		if idlest == nil || l.load < idlest.load {
 			idlest = l
 		}
@@ -225,9 +246,13 @@ type Loop struct {
 	// Gauges say what the loop carries now. The loop writes them; anybody may read.
 	Gauges Gauges
 
-	asked    atomic.Bool // a question of Ask is on its way or in work
-	load     float64     // guarded by eng.mu
-	lastBusy time.Duration
+	asked   atomic.Bool // a question of Ask is on its way or in work
+	load    float64     // guarded by eng.mu
+	lastCPU time.Duration
+
+	crowd crowd
+	level Level // how short of memory the process is, and
+	scale int64 // hundredths of the limits of time that are in force
 
 	hops map[*Hop]struct{}
 	apps map[appKey]*appPool
@@ -258,7 +283,7 @@ func (r *reaper) Run() {
 	l.dead, l.deadOf = l.dead[:0], l.deadOf[:0]
 	for i, s := range l.deadSt {
 		l.deadSt[i] = nil
-		if len(l.streams) < 4096 {
+		if len(l.streams) < l.keep(keepStreams) {
 			*s = h2stream{pend: s.pend[:0]}
 			if cap(s.pend) > keepPend {
 				s.pend = nil
@@ -323,9 +348,9 @@ func (l *Loop) getBig() []byte {
 
 func (l *Loop) putIn(b []byte) {
 	switch {
-	case len(b) == readBuf && len(l.in) < keepBufs:
+	case len(b) == readBuf && len(l.in) < l.keep(keepBufs):
 		l.in = append(l.in, b)
-	case len(b) == bigReadBuf && len(l.big) < keepBufs/8:
+	case len(b) == bigReadBuf && len(l.big) < l.keep(keepBufs/8):
 		l.big = append(l.big, b)
 	}
 }
@@ -365,10 +390,10 @@ func (l *Loop) room(b []byte, n int) []byte {
 func (l *Loop) putOut(b []byte) {
 	switch {
 	case cap(b) == bigOut:
-		if len(l.bigOut) < keepBig {
+		if len(l.bigOut) < l.keep(keepBig) {
 			l.bigOut = append(l.bigOut, b[:0])
 		}
-	case cap(b) >= smallOut && cap(b) <= 4*smallOut && len(l.out) < keepBufs:
+	case cap(b) >= smallOut && cap(b) <= 4*smallOut && len(l.out) < l.keep(keepBufs):
 		l.out = append(l.out, b[:0])
 	}
 }
@@ -379,20 +404,14 @@ type Pod struct {
 	eng  *Engine
 	home atomic.Pointer[Loop]
 
-	budget []budget // by loop: each entry is its loop's own
-
+	shares    []*share // by loop: each is its loop's own
+	files     atomic.Int64
+	warned    atomic.Int64 // when the log was last told of the pod's bounds
 	mu        sync.Mutex
 	listeners map[int]*listener // by fd; guarded by mu
 	gone      bool              // guarded by mu
 	deaf      bool              // accepts no more; guarded by mu
 	conns     atomic.Int64
-}
-
-// budget is what a pod has used of one loop's iteration.
-type budget struct {
-	iter  uint64
-	spent int
-	_     [48]byte // loops do not share a cache line
 }
 
 // AddPod gives a pod its home: the loop with the fewest pods.
@@ -409,9 +428,13 @@ func (e *Engine) AddPod(name string) *Pod {
 			best = l
 		}
 	}
-	p := &Pod{Name: name, eng: e, listeners: map[int]*listener{}, budget: make([]budget, e.cfg.MaxLoops)}
+	p := &Pod{Name: name, eng: e, listeners: map[int]*listener{}, shares: make([]*share, e.cfg.MaxLoops)}
+	for i := range p.shares {
+		p.shares[i] = &share{}
+	}
 	p.home.Store(best)
 	e.pods[p] = struct{}{}
+	e.npods.Store(int64(len(e.pods)))
 	return p
 }
 
@@ -421,6 +444,7 @@ func (e *Engine) AddPod(name string) *Pod {
 func (e *Engine) RemovePod(p *Pod) {
 	e.mu.Lock()
 	delete(e.pods, p)
+	e.npods.Store(int64(len(e.pods)))
 	loops := append([]*Loop(nil), e.loops...)
 	e.mu.Unlock()
 	p.mu.Lock()
@@ -464,17 +488,21 @@ func (p *Pod) Home() *Loop { return p.home.Load() }
 // Conns is how many connections the pod has on all loops.
 func (p *Pod) Conns() int64 { return p.conns.Load() }
 
-// take accounts n bytes of this iteration to the pod.
-func (p *Pod) take(l *Loop, n int) {
-	b := &p.budget[l.ID()]
-	if it := l.Iteration(); it != b.iter {
-		b.iter, b.spent = it, 0
-	}
-	b.spent += n
+// joined and left account a connection that the engine serves.
+func (p *Pod) joined() {
+	p.conns.Add(1)
+	p.Hold(1)
 }
 
-// spentUp reports whether the pod has had its share of this iteration.
-func (p *Pod) spentUp(l *Loop) bool {
-	b := &p.budget[l.ID()]
-	return b.iter == l.Iteration() && b.spent >= podBytes
+func (p *Pod) left() {
+	p.conns.Add(-1)
+	p.Hold(-1)
+}
+
+// podHeld is how many bytes a pod may hold on the loop.
+func (l *Loop) podHeld() int {
+	if m := l.eng.cfg.Memory; m > 0 {
+		return int(min(podHeld, m/4))
+	}
+	return podHeld
 }

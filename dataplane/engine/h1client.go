@@ -85,7 +85,7 @@ func (c *h1client) Event(ev uint32) {
 	}
 }
 
-func (c *h1client) arm() { c.l.Arm(&c.timer, c, min(idleStream, idleApp)) }
+func (c *h1client) arm() { c.l.Arm(&c.timer, c, c.l.limit(min(idleStream, idleApp))) }
 
 // Fail is reactor.Source, Flusher and Task.
 func (c *h1client) Fail(error) { c.gone(exchange.Closed) }
@@ -95,17 +95,34 @@ func (c *h1client) Run() {
 	if c.closed {
 		return
 	}
-	if c.later {
-		c.later = false
-		c.pump()
+	if !c.later {
+		c.tick()
+		return
+	}
+	c.later = false
+	if len(c.out)+len(c.sealed) > 0 {
+		c.mark()
+	}
+	c.pump()
+	if !c.closed && !c.timer.Armed() { // it was the timer
+		c.tick()
+	}
+}
+
+// tick judges the connection's age.
+func (c *h1client) tick() {
+	if c.closed || c.tunnel && c.x != nil {
 		return
 	}
 	limit := idleApp
 	if c.x != nil {
 		limit = idleStream
 	}
+	limit = c.l.limit(limit)
 	quiet := c.l.Now() - c.active
 	switch {
+	case c.connecting && quiet < connectTime:
+		c.l.Arm(&c.timer, c, connectTime-quiet)
 	case c.connecting:
 		c.gone(exchange.Connect)
 	case quiet < limit:
@@ -347,7 +364,12 @@ func (c *h1client) Flush() {
 	if c.closed {
 		return
 	}
+	defer c.tell()
 	if len(c.out) > 0 && !c.wblk {
+		if c.sh.sentUp() {
+			c.yield(c)
+			return
+		}
 		c.asked = true
 		if err := c.send(); err != nil {
 			if c.tunnel {
@@ -481,6 +503,7 @@ func (p *appPool) send(x *exchange.Exchange) {
 			switch {
 			case err != nil:
 				if alive {
+					x.Cause = err
 					x.ResponseGone(exchange.Connect)
 				}
 			case !alive || p.dead:
@@ -501,6 +524,7 @@ func (p *appPool) send(x *exchange.Exchange) {
 func (p *appPool) dial(x *exchange.Exchange, fd int) {
 	c, err := p.l.dialHTTP1(p.key.pod, fd, p.key.addr, p)
 	if err != nil {
+		x.Cause = err
 		x.ResponseGone(exchange.Connect)
 		return
 	}

@@ -49,7 +49,7 @@ func (c *h1conn) pumpAll(e h1end) {
 		return
 	}
 	c.pumping = true
-	defer func() { c.pumping = false }()
+	defer func() { c.pumping = false; c.tell() }()
 	for !c.closed {
 		if (c.r < c.w || c.trailing) && !e.process() {
 			c.hold()
@@ -70,6 +70,10 @@ func (c *h1conn) refill(self reactor.Task, grow bool) (int, error) {
 		return 0, nil
 	}
 	if c.in == nil {
+		if c.sh.spent() { // a buffer is not held for the wait
+			c.yield(self)
+			return 0, nil
+		}
 		c.in = c.l.getIn()
 	}
 	if c.r > 0 {
@@ -146,7 +150,7 @@ func (c *h1conn) pumpBody(e h1end) uint8 {
 
 // queue takes as much of p as there is room for; end, with all of p, ends the body.
 func (c *h1conn) queue(p []byte, end bool) int {
-	n := min(len(p), max(0, outHigh-len(c.out)))
+	n := min(len(p), max(0, c.high()-len(c.out)))
 	if n > 0 {
 		c.out = c.l.room(c.out, n+chunkExtra)
 		if c.outF == http1.Chunked {
@@ -180,9 +184,20 @@ func (c *h1conn) send() error {
 	return nil
 }
 
+// high is how much output is queued before its source is stopped.
+func (c *h1conn) high() int {
+	if c.sh.tight {
+		return tightOut
+	}
+	return outHigh
+}
+
+// tell accounts the buffers as they are now.
+func (c *h1conn) tell() { c.account(len(c.in) + cap(c.out) + cap(c.sealed)) }
+
 // roomAgain reports, once, that what was refused for out can be offered again.
 func (c *h1conn) roomAgain() bool {
-	if !c.starved || len(c.out) >= outHigh/2 {
+	if !c.starved || len(c.out) >= c.high()/2 {
 		return false
 	}
 	c.starved = false

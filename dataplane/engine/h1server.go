@@ -39,6 +39,8 @@ type h1server struct {
 	last     bool // the connection ends after this response
 	reqDone  bool
 	closing  bool  // close once out is empty
+	ended    bool  // the client's end was seen: it lies behind the bytes that are not read yet
+	reset    bool  // by the client
 	headAt   int64 // when the first byte of the head under way arrived; 0: none
 	lingered int
 	requests uint64
@@ -68,15 +70,12 @@ func (l *Loop) ServeHTTP1(fd int, rec record.Conn, info *ConnInfo, first []byte)
 // AdoptHTTP1 is ServeHTTP1 for an fd that this loop has registered for another source.
 func (l *Loop) AdoptHTTP1(fd int, info *ConnInfo, first []byte, readable bool) {
 	c := &h1server{info: info}
-	c.l, c.pod, c.fd, c.active, c.born = l, info.Pod, fd, l.Now(), l.Now()
-	c.pod.conns.Add(1)
-	l.Replace(fd, c)
-	c.ready, c.fin = readable, readable
+	c.adopt(l, info.Pod, fd, c, readable)
 	c.start(first)
 }
 
 func (c *h1server) start(first []byte) {
-	c.l.Arm(&c.timer, c, idleDown)
+	c.l.Arm(&c.timer, c, c.l.limit(idleDown))
 	if len(first) > 0 {
 		c.in = c.l.getIn()
 		if len(first) > len(c.in) {
@@ -85,6 +84,7 @@ func (c *h1server) start(first []byte) {
 		}
 		c.w = copy(c.in, first)
 		c.headAt = c.l.Now()
+		c.tell()
 	}
 	c.mark() // the flush pumps
 }
@@ -99,12 +99,19 @@ func (c *h1server) Event(ev uint32) {
 		return
 	}
 	c.edge(ev)
+	c.ended = c.ended || ev&reactor.PeerEnd != 0
 	cut := uint32(reactor.Hangup | reactor.Error)
 	if c.tunnel { // whose sides end one by one, the last bytes unread
 		cut = reactor.Error
 	}
-	if ev&cut != 0 && c.state != stLinger {
-		c.drop(true, exchange.Cancel) // reset: no answer can reach it, and a stalled reader would not find out
+	if ev&cut != 0 && c.state != stLinger || c.stalled && c.ended && !c.tunnel {
+		c.reset = true // or as good as: docs/decisions/001
+		if c.sh.spent() && !c.later {
+			c.yield(c)
+			return
+		}
+		c.sh.did()
+		c.drop(true, exchange.Cancel) // no answer can reach it, and a stalled reader would not find out
 		return
 	}
 	c.pump()
@@ -135,6 +142,17 @@ func (c *h1server) fill() bool {
 	if c.inEnd {
 		return false
 	}
+	if c.sh.tight && c.state == stHead {
+		switch {
+		case c.in == nil && c.readable(): // others of the pod have to end first
+			c.await(c)
+			return false
+		case c.r == 0 && c.w == len(c.in) && len(c.in) < bigReadBuf:
+			c.l.eng.shed(ShedRequest)
+			c.refuse(errTight)
+			return false
+		}
+	}
 	n, err := c.refill(c, c.state == stHead)
 	if err != nil && c.tunnel && errors.Is(err, io.EOF) {
 		c.clientEnded()
@@ -160,17 +178,30 @@ func (c *h1server) Run() {
 	if c.closed {
 		return
 	}
-	if c.later {
-		c.later = false
-		c.pump()
+	if !c.later {
+		c.tick()
 		return
 	}
-	c.tick()
+	c.later = false
+	if c.reset {
+		c.drop(true, exchange.Cancel)
+		return
+	}
+	if len(c.out)+len(c.sealed) > 0 {
+		c.mark()
+	}
+	c.pump()
+	if !c.closed && !c.timer.Armed() { // it was the timer
+		c.tick()
+	}
 }
 
 // tick judges the connection's age. The timer is lazy: it runs when the
 // earliest limit may have been met.
 func (c *h1server) tick() {
+	if c.closed || c.tunnel && c.x != nil {
+		return
+	}
 	now := c.l.Now()
 	var limit, since int64
 	switch {
@@ -184,7 +215,7 @@ func (c *h1server) tick() {
 	default:
 		limit, since = idleDown, c.active
 	}
-	if now-since < limit {
+	if limit = c.l.limit(limit); now-since < limit {
 		c.l.Arm(&c.timer, c, limit-(now-since))
 		return
 	}
@@ -209,8 +240,12 @@ func (c *h1server) process() bool {
 		}
 		switch c.state {
 		case stHead:
-			if c.wblk || len(c.out) >= outHigh {
+			if c.wblk || len(c.out) >= c.high() {
 				return false // it asks faster than it reads the answers
+			}
+			if c.sh.spent() { // heads come by the hundred in a buffer
+				c.yield(c)
+				return false
 			}
 			if c.headAt == 0 {
 				c.headAt = c.l.Now()
@@ -242,6 +277,9 @@ func (c *h1server) process() bool {
 			}
 			switch c.pumpBody(c) {
 			case bodyWait:
+				if c.stalled && c.ended && !c.tunnel { // nobody waits for what the rest of the body would bring about
+					c.drop(true, exchange.Cancel)
+				}
 				return false
 			case bodyBad:
 				c.badBody()
@@ -262,9 +300,14 @@ func (c *h1server) process() bool {
 func (c *h1server) begin(f http1.Framing) {
 	h := &c.l.reqHead // shared: Begin copies it
 	c.requests++
+	c.sh.did()
 	c.headAt = 0
 	c.minor, c.isHead = h.Minor, string(h.Method) == "HEAD"
 	c.last = h.Close
+	if c.l.level >= NoKeepAlive && !c.last {
+		c.last = true
+		c.l.eng.shed(ShedKeepAlive)
+	}
 	c.keep10 = h.Minor == 0 && !h.Close
 	c.reqDone = f == http1.None || f == http1.Length && h.Length == 0
 	c.stalled, c.trailing, c.starved = false, false, false
@@ -318,6 +361,7 @@ func (c *h1server) badBody() {
 
 var (
 	headMethod  = []byte("HEAD ")
+	errTight    = &http1.Error{Status: 503, Reason: "overload: this pod's connections hold too much of the proxy's memory for so large a head; try again"}
 	errSlowHead = &http1.Error{Status: 408, Reason: "the head was not whole 15 s after its first byte: send it at once"}
 	refusedType = [...]httpmsg.Field{{Name: []byte("content-type"), Value: []byte("text/plain; charset=utf-8")}}
 )
@@ -475,7 +519,12 @@ func (c *h1server) Flush() {
 	if c.closed {
 		return
 	}
+	defer c.tell()
 	if !c.wblk && (len(c.out) > 0 || len(c.sealed) > 0) {
+		if c.sh.sentUp() {
+			c.yield(c)
+			return
+		}
 		if err := c.send(); err != nil {
 			c.drop(true, exchange.Cancel)
 			return

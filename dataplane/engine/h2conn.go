@@ -46,6 +46,8 @@ type h2conn struct {
 	full       bool  // server: not read from because the client does not read
 	ticked     int64 // time of the codec's last Tick
 	drains     int   // streams that are drained
+	behind     bool  // left has whole frames: the pod's share of an iteration did not suffice for them
+	kept       int   // bytes that the streams hold
 }
 
 // h2stream is one stream's adapter between http2 and exchange.
@@ -54,6 +56,8 @@ type h2stream struct {
 	s        *http2.Stream // nil once it is over on the wire: it is another request's by then
 	x        *exchange.Exchange
 	moved    int64  // time of the last byte of a message either way
+	headHeld int    // bytes of the request's head
+	kept     int    // bytes that the connection's kept has of it
 	pend     []byte // received data that the exchange refused: pend[off:]
 	off      int
 	trailers []httpmsg.Field
@@ -91,10 +95,7 @@ func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte)
 func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
 	c := &h2conn{info: info}
 	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true}, c)
-	c.l, c.pod, c.fd, c.active, c.born = l, info.Pod, fd, l.Now(), l.Now()
-	c.pod.conns.Add(1)
-	l.Replace(fd, c)
-	c.ready, c.fin = readable, readable
+	c.adopt(l, info.Pod, fd, c, readable)
 	c.start(first)
 }
 
@@ -147,7 +148,7 @@ func (c *h2conn) arm() {
 	if c.client {
 		d = idleHop
 	}
-	c.l.Arm(&c.timer, c, d)
+	c.l.Arm(&c.timer, c, c.l.limit(d))
 }
 
 // liveness is a hop session as the task of its own timer. A peer that owes an
@@ -214,10 +215,27 @@ func (c *h2conn) Run() {
 	if c.closed {
 		return
 	}
-	if c.later {
-		c.later = false
-		c.pump()
+	if !c.later {
+		c.tick()
 		return
+	}
+	c.later = false
+	if len(c.h2.Out())+len(c.sealed) > 0 {
+		c.mark()
+	}
+	c.pump()
+	if !c.closed && !c.timer.Armed() { // it was the timer
+		c.tick()
+	}
+}
+
+// tick judges the connection's age, and that of its streams.
+func (c *h2conn) tick() {
+	if c.closed {
+		return
+	}
+	if c.l.level >= NoKeepAlive && !c.client && !c.closing {
+		c.retire()
 	}
 	now := c.l.Now()
 	quiet := now - c.active
@@ -229,7 +247,10 @@ func (c *h2conn) Run() {
 	if busy {
 		limit = idleStream
 	}
+	limit = c.l.limit(limit)
 	switch {
+	case c.connecting && quiet < connectTime:
+		c.l.Arm(&c.timer, c, connectTime-quiet)
 	case c.connecting:
 		c.end(exchange.Connect)
 	case busy && (quiet < limit || !c.client || c.tunnels > 0):
@@ -254,13 +275,19 @@ func (c *h2conn) Run() {
 	}
 }
 
+// retire ends a client's connection for want of memory, once its streams have ended.
+func (c *h2conn) retire() {
+	c.l.eng.shed(ShedKeepAlive)
+	c.drain()
+}
+
 // expire ends the streams on which no byte of their messages has moved for
 // idleStream, however busy the connection is: a client with shut windows would
 // hold what its streams hold for ever. It returns when to look again. A
 // server's streams have streamGrace more, so that the answer to a request whose
 // upstream ran out of time is the service's.
 func (c *h2conn) expire(now int64) (next int64) {
-	limit := idleStream
+	limit := c.l.limit(idleStream)
 	if !c.client {
 		limit += streamGrace
 	}
@@ -314,12 +341,28 @@ func (c *h2conn) pump() {
 		return
 	}
 	c.pumping = true
-	defer func() { c.pumping = false }()
+	defer func() { c.pumping = false; c.tell() }()
 	buf := c.l.Scratch[:]
 	for !c.closed {
 		if !c.client && len(c.h2.Out()) > h2OutMax {
 			c.full = true // it asks faster than it reads the answers; Flush goes on
 			c.hold()
+			return
+		}
+		if c.behind {
+			if c.sh.spent() {
+				c.hold()
+				c.yield(c)
+				return
+			}
+			if !c.feed(buf[:copy(buf, c.left)]) {
+				return
+			}
+			continue
+		}
+		if c.sh.tight && c.held >= fairHeld {
+			c.hold()
+			c.await(c)
 			return
 		}
 		k := copy(buf, c.left)
@@ -355,6 +398,7 @@ func (c *h2conn) pump() {
 // feed parses b and keeps what is not a whole frame yet.
 func (c *h2conn) feed(b []byte) bool {
 	n, err := c.h2.Feed(b)
+	c.behind = c.h2.Paused()
 	c.wantReap()
 	c.mark()
 	if c.closed {
@@ -369,7 +413,7 @@ func (c *h2conn) feed(b []byte) bool {
 		}
 	}
 	if err != nil { // GOAWAY is queued; streams end with the connection
-		c.flushOut()
+		c.flushOut(true)
 		c.end(exchange.Protocol)
 		return false
 	}
@@ -416,11 +460,17 @@ func (c *h2conn) end(code exchange.Code) {
 	}
 }
 
-func (c *h2conn) flushOut() {
+// flushOut writes what is queued, and reports whether nothing is left to do now; all:
+// whatever the pod has sent in this iteration.
+func (c *h2conn) flushOut(all bool) bool {
 	for !c.wblk && !c.closed {
 		out := c.h2.Out()
 		if len(out) == 0 && len(c.sealed) == 0 {
-			return
+			return true
+		}
+		if !all && c.sh.sentUp() {
+			c.yield(c)
+			return false
 		}
 		n, err := c.write(out)
 		if n > 0 {
@@ -428,9 +478,10 @@ func (c *h2conn) flushOut() {
 		}
 		if err != nil {
 			c.end(exchange.Closed)
-			return
+			return false
 		}
 	}
+	return false
 }
 
 // Flush is reactor.Flusher.
@@ -445,18 +496,18 @@ func (c *h2conn) Flush() {
 			return
 		}
 	}
-	if c.readable() {
+	if c.readable() || c.behind {
 		c.pump()
 	}
 	if c.closed {
 		return
 	}
+	defer c.tell()
 	if _, err := c.h2.Feed(nil); err != nil { // heads that are not read
 		c.end(exchange.Protocol)
 		return
 	}
-	c.flushOut()
-	if c.closed || c.wblk {
+	if !c.flushOut(false) {
 		return
 	}
 	if c.full {
@@ -498,8 +549,24 @@ func (c *h2conn) request(x *exchange.Exchange) {
 	x.Forward(st)
 }
 
+// tell accounts the buffers as they are now.
+func (c *h2conn) tell() { c.account(cap(c.left) + cap(c.sealed) + len(c.h2.Out()) + c.kept) }
+
+// keep accounts what the stream holds.
+func (st *h2stream) keep() {
+	n := st.headHeld
+	if len(st.pend) > 0 {
+		n += cap(st.pend)
+	}
+	st.c.kept += n - st.kept
+	st.kept = n
+}
+
 // OnHead is http2.Handler.
 func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
+	if c.sh.did(); c.sh.spent() {
+		c.h2.Pause() // a buffer may hold a thousand of them
+	}
 	if c.client {
 		st, _ := s.User.(*h2stream)
 		if st == nil || st.dead {
@@ -525,7 +592,12 @@ func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 	st.c, st.s, st.remote, st.moved = c, s, end, c.l.Now()
 	st.asks = h.Upgrade != nil
 	s.User = st
+	if c.l.level >= NoKeepAlive && !c.closing {
+		c.retire()
+	}
 	st.x = c.info.Pool.Begin(st, h, end, c.info, c.l.Now())
+	st.headHeld = st.x.Held()
+	st.keep()
 	st.x.Ask()
 }
 
@@ -540,6 +612,7 @@ func (c *h2conn) OnData(s *http2.Stream, p []byte, end bool) {
 	if len(st.pend) > 0 { // bounded by the window we gave
 		st.pend = append(st.pend, p...)
 		st.pendEnd = end
+		st.keep()
 		st.over()
 		return
 	}
@@ -550,6 +623,7 @@ func (c *h2conn) OnData(s *http2.Stream, p []byte, end bool) {
 	if n < len(p) {
 		st.pend = append(st.pend[:0], p[n:]...)
 		st.pendEnd = end
+		st.keep()
 		st.over()
 		return
 	}
@@ -746,6 +820,8 @@ func (st *h2stream) release() {
 		st.c.tunnels--
 	}
 	st.x = nil
+	st.c.kept -= st.kept
+	st.kept = 0
 	st.leave()
 	st.c.l.deadSt = append(st.c.l.deadSt, st)
 	st.c.l.wantReap()
@@ -820,6 +896,7 @@ func (st *h2stream) Resume() {
 			return
 		}
 		st.pend, st.off = st.pend[:0], 0
+		st.keep()
 		if st.pendEnd {
 			st.remote = true
 			st.settle()

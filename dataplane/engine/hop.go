@@ -31,7 +31,7 @@ type Hop struct {
 	pod     *Pod
 	dial    DialHop
 	empty   func() // called when no session is left and none is being made
-	dialing bool
+	dialing bool   // or in the queue for it
 	cancel  context.CancelFunc
 	group   *HopGroup // nil: none
 }
@@ -189,15 +189,38 @@ func (h *Hop) dialMore() {
 		return
 	}
 	h.dialing = true
+	sh := h.pod.share(h.l)
+	if sh.dials >= podDials {
+		sh.dialq = append(sh.dialq, h)
+		return
+	}
+	h.dialNow(sh)
+}
+
+// dialNow dials; it is its turn.
+func (h *Hop) dialNow(sh *share) {
+	sh.dials++
 	ctx, cancel := context.WithCancel(h.l.eng.ctx)
 	h.cancel = cancel
 	h.l.eng.wg.Go(func() {
 		fd, rec, life, err := h.dial(ctx)
 		cancel()
-		if perr := h.l.Post(func() { h.dialled(fd, rec, life, err) }); perr != nil && err == nil {
+		if perr := h.l.Post(func() { sh.dialled(); h.dialled(fd, rec, life, err) }); perr != nil && err == nil {
 			unix.Close(fd)
 		}
 	})
+}
+
+// dialled gives the place of a dial that is over to the hop that waits longest.
+func (s *share) dialled() {
+	s.dials--
+	for len(s.dialq) > 0 && s.dials < podDials {
+		h := s.dialq[0]
+		s.dialq[0] = nil
+		if s.dialq = s.dialq[1:]; !h.closed {
+			h.dialNow(s)
+		}
+	}
 }
 
 func (h *Hop) dialled(fd int, rec record.Conn, life time.Duration, err error) {

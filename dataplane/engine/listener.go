@@ -20,6 +20,7 @@ type listener struct {
 	pod    *Pod
 	fd     int
 	accept Accept
+	vital  bool
 	timer  reactor.Timer
 	paused bool
 }
@@ -27,8 +28,15 @@ type listener struct {
 // Listen accepts connections of fd, a non-blocking listening socket, on the
 // pod's home loop until RemovePod or StopListening. fd stays the caller's to
 // close, after that.
-func (p *Pod) Listen(fd int, accept Accept) error {
-	ln := &listener{l: p.home.Load(), pod: p, fd: fd, accept: accept}
+func (p *Pod) Listen(fd int, accept Accept) error { return p.listen(fd, accept, false) }
+
+// ListenVital is Listen for a socket over which the node is asked whether it lives: where others
+// leave their backlog alone, for want of memory or descriptors, it still accepts
+// a connection now and then.
+func (p *Pod) ListenVital(fd int, accept Accept) error { return p.listen(fd, accept, true) }
+
+func (p *Pod) listen(fd int, accept Accept, vital bool) error {
+	ln := &listener{l: p.home.Load(), pod: p, fd: fd, accept: accept, vital: vital}
 	p.mu.Lock()
 	if p.gone || p.deaf {
 		p.mu.Unlock()
@@ -82,25 +90,94 @@ func (p *Pod) moveTo(from, to *Loop) {
 	})
 }
 
+// fewAccepts are accepted in any iteration, however much the pod's connections have
+// done in it: else they would keep new ones out for ever.
+const fewAccepts = 8
+
 // Event is reactor.Source.
 func (ln *listener) Event(uint32) {
-	for range podAccepts {
-		n, _, e := syscall.RawSyscall6(unix.SYS_ACCEPT4, uintptr(ln.fd), 0, 0, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
-		switch e {
+	l, e, sh := ln.l, ln.l.eng, ln.pod.share(ln.l)
+	most := podAccepts
+	if why, may := ln.may(); !may {
+		if !ln.vital || why == ShedFiles {
+			ln.pause(why)
+			return
+		}
+		most = vitalAccepts
+		defer ln.pause(why)
+	}
+	for i := range most {
+		if i >= fewAccepts && (sh.spent() || ln.pod.full()) {
+			return // level-triggered: the rest is told of again
+		}
+		if i > 0 && !ln.room() {
+			ln.pause(ShedFiles)
+			return
+		}
+		n, _, errno := syscall.RawSyscall6(unix.SYS_ACCEPT4, uintptr(ln.fd), 0, 0, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
+		switch errno {
 		case 0:
-			ln.accept(ln.l, int(n))
+			if fd := int(n); e.budget.near(fd) {
+				e.scarce.Store(true)
+				if e.budget.reserved(fd, ln.vital) { // another was faster
+					_ = socket.Abort(fd)
+					e.shed(ShedDescriptor)
+					ln.pause(ShedFiles)
+					return
+				}
+			}
+			sh.did()
+			ln.accept(l, int(n))
 		case unix.EAGAIN:
 			return
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
 			// Out of descriptors: the backlog waits instead of the loop spinning.
-			ln.l.eng.log.Warn("cannot accept: out of descriptors or memory", "pod", ln.pod.Name, "err", e)
-			if ln.l.Detach(ln.fd) == nil {
-				ln.paused = true
-				ln.l.Arm(&ln.timer, ln, 100e6)
-			}
+			e.scarce.Store(true)
+			ln.pause(ShedFiles)
 			return
 		default: // the client gave up (ECONNABORTED) and the like
 		}
+	}
+}
+
+// room reports whether the next connection's descriptor lies outside of the reserve.
+func (ln *listener) room() bool {
+	e := ln.l.eng
+	if !e.scarce.Load() {
+		return true
+	}
+	fd := e.budget.next(ln.fd)
+	if !e.budget.near(fd) {
+		e.scarce.Store(false)
+	}
+	return !e.budget.reserved(fd, ln.vital)
+}
+
+// may reports whether connections may be accepted now, and if not why.
+func (ln *listener) may() (why Shed, may bool) {
+	if !ln.room() {
+		return ShedFiles, false
+	}
+	switch {
+	case ln.l.level >= StopAccepting:
+		return ShedAccept, false
+	case ln.pod.full():
+		return ShedPodFiles, false
+	}
+	return 0, true
+}
+
+// pause leaves the backlog alone for acceptPause.
+func (ln *listener) pause(why Shed) {
+	l, e := ln.l, ln.l.eng
+	e.shed(why)
+	if last, now := ln.pod.warned.Load(), l.Now(); (last == 0 || now-last >= warnEvery) && ln.pod.warned.CompareAndSwap(last, now) {
+		e.log.Warn("new connections wait", "pod", ln.pod.Name, "why", why.String(), "descriptors", ln.pod.Files(),
+			"of", e.budget.limit, "of all pods", e.files.Load(), "memory", Level(l.level).String())
+	}
+	if l.Detach(ln.fd) == nil {
+		ln.paused = true
+		l.Arm(&ln.timer, ln, acceptPause)
 	}
 }
 

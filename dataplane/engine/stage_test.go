@@ -37,6 +37,7 @@ type stage struct {
 	wg     sync.WaitGroup
 	panics uint64 // that the test means to happen
 	lns    map[string]int
+	vital  bool // of the next listen
 }
 
 // eventually waits for something that nothing announces.
@@ -116,7 +117,11 @@ func (s *stage) listen(pod *Pod, accept Accept) string {
 		s.t.Fatal(err)
 	}
 	sa, _ := unix.Getsockname(fd)
-	if err := pod.Listen(fd, accept); err != nil {
+	listen := pod.Listen
+	if s.vital {
+		listen = pod.ListenVital
+	}
+	if err := listen(fd, accept); err != nil {
 		s.t.Fatal(err)
 	}
 	addr := fmt.Sprintf("127.0.0.1:%d", sa.(*unix.SockaddrInet4).Port)

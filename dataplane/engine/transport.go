@@ -23,6 +23,7 @@ var (
 type transport struct {
 	l      *Loop
 	pod    *Pod
+	sh     *share // the pod's part of l
 	fd     int
 	rec    record.Conn // nil: plain
 	more   bool        // rec may hold plaintext that was not read yet
@@ -39,6 +40,7 @@ type transport struct {
 	born   int64  // time of its registration, or adoption
 	rx, tx int64  // bytes of the socket
 	turn   uint64 // the iteration that last read for this connection
+	held   int    // bytes of buffers that the share was last told of
 }
 
 // Owner is Owned.
@@ -49,15 +51,40 @@ func (t *transport) open(l *Loop, pod *Pod, fd int, rec record.Conn, src reactor
 	if pod.removed() {
 		return errPodGone
 	}
-	t.l, t.pod, t.fd, t.rec = l, pod, fd, rec
-	t.more = rec != nil
-	t.active, t.born = l.Now(), l.Now()
 	if err := l.Register(fd, src, reactor.Stream); err != nil {
 		return err
 	}
-	pod.conns.Add(1)
+	t.take(l, pod, fd)
+	t.rec, t.more = rec, rec != nil
 	return nil
 }
+
+// adopt is open for a socket that l has registered for another source.
+func (t *transport) adopt(l *Loop, pod *Pod, fd int, src reactor.Source, readable bool) {
+	t.take(l, pod, fd)
+	l.Replace(fd, src)
+	t.ready, t.fin = readable, readable
+}
+
+func (t *transport) take(l *Loop, pod *Pod, fd int) {
+	t.l, t.pod, t.sh, t.fd = l, pod, pod.share(l), fd
+	t.active, t.born = l.Now(), l.Now()
+	pod.joined()
+}
+
+// account tells the pod's share how many bytes of buffers the connection holds.
+func (t *transport) account(n int) {
+	if t.closed {
+		n = 0
+	}
+	if d := n - t.held; d != 0 {
+		t.held = n
+		t.sh.hold(d)
+	}
+}
+
+// over is heldUp.
+func (t *transport) over() bool { return t.closed }
 
 // edge notes what epoll saw of the reading side.
 func (t *transport) edge(ev uint32) {
@@ -86,7 +113,8 @@ func (t *transport) shut(abort bool) {
 	unix.Close(t.fd)
 	t.l.putOut(t.sealed)
 	t.sealed = nil
-	t.pod.conns.Add(-1)
+	t.account(0)
+	t.pod.left()
 }
 
 // read gets plaintext into p. errAgain: nothing now. io.EOF: an orderly end.
@@ -96,7 +124,7 @@ func (t *transport) read(p []byte) (int, error) {
 			if !t.ready {
 				return 0, errAgain
 			}
-			if t.pod.spentUp(t.l) {
+			if t.sh.spent() {
 				return 0, errYield
 			}
 			n, e := sysRead(t.fd, p)
@@ -108,9 +136,11 @@ func (t *transport) read(p []byte) (int, error) {
 				continue
 			case e != 0:
 				t.eof = true
+				t.sh.did()
 				return 0, e
 			case n == 0:
 				t.eof = true
+				t.sh.did()
 				return 0, io.EOF
 			}
 			t.ready = n == len(p) || t.fin // a short read drained the socket (edge-triggered), but of its end
@@ -134,7 +164,7 @@ func (t *transport) read(p []byte) (int, error) {
 		if !t.ready {
 			return 0, errAgain
 		}
-		if t.pod.spentUp(t.l) {
+		if t.sh.spent() {
 			return 0, errYield
 		}
 		buf := t.l.Scratch2[:]
@@ -147,9 +177,11 @@ func (t *transport) read(p []byte) (int, error) {
 			continue
 		case e != 0:
 			t.eof = true
+			t.sh.did()
 			return 0, e
 		case n == 0:
 			t.eof = true
+			t.sh.did()
 			return 0, io.ErrUnexpectedEOF // no close_notify: a cut, never an orderly end
 		}
 		t.ready = n == len(buf) || t.fin
@@ -162,21 +194,28 @@ func (t *transport) read(p []byte) (int, error) {
 func (t *transport) took(n int) {
 	t.active, t.turn = t.l.Now(), t.l.Iteration()
 	t.rx += int64(n)
-	t.pod.take(t.l, n)
+	t.sh.took(n)
 }
 
-// yield queues src, whose transport this is, for the next iteration, in front
-// when it had nothing of this one: else those that come first always would.
+// yield puts src, whose transport this is, off to the pod's next share of an
+// iteration, behind those that wait for it already.
 func (t *transport) yield(src reactor.Task) {
-	switch {
-	case t.later || t.closed:
+	if t.later || t.closed {
 		return
-	case t.turn == t.l.Iteration():
-		t.l.Later(src)
-	default:
-		t.l.LaterFirst(src)
+	}
+	if t.turn != t.l.Iteration() { // nothing was done for it
+		t.l.PutOff()
 	}
 	t.later = true
+	t.sh.put(src)
+}
+
+// await puts src off until the pod holds less.
+func (t *transport) await(src heldUp) {
+	if !t.later && !t.closed {
+		t.later = true
+		t.sh.wait(src)
+	}
 }
 
 // hold makes the records that were fed but not read survive the loop's scratch buffer.
@@ -206,6 +245,7 @@ func (t *transport) write(p []byte) (int, error) {
 		if n > 0 {
 			t.active = t.l.Now()
 			t.tx += int64(n)
+			t.sh.wrote(n)
 		}
 		t.wblk = n < len(p)
 		return n, nil
@@ -227,6 +267,7 @@ func (t *transport) write(p []byte) (int, error) {
 				}
 				t.sealed = b
 				took += len(part)
+				t.sh.wrote(len(part))
 			}
 		}
 		n, e := sysWrite(t.fd, t.sealed)

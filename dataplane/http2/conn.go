@@ -81,6 +81,8 @@ type Conn struct {
 	overfull bool // more than maxHeads is queued: Feed ends the connection
 
 	pings, pongs uint64
+
+	paused bool
 }
 
 // New makes a Conn that tells h its events, and queues the preface (client)

@@ -72,7 +72,8 @@ func (c *Conn) Feed(b []byte) (n int, err error) {
 	if c.overfull {
 		c.fail(EnhanceYourCalm, "too many heads queued for a peer that does not read them")
 	}
-	for c.err == nil {
+	c.paused = false
+	for c.err == nil && !c.paused {
 		p := b[n:]
 		if c.preface > 0 {
 			m := min(len(p), c.preface)

@@ -12,6 +12,7 @@
 package inbound
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -122,10 +123,12 @@ type reqState struct {
 func (in *Inbound) Accept(p *Pod) engine.Accept {
 	return func(l *engine.Loop, fd int) {
 		start := l.Now()
+		p.Engine.Hold(1)
 		l.Go(func() {
+			defer p.Engine.Hold(-1)
 			c, err := socket.MakeConn(fd)
 			if err != nil {
-				in.log.Error("cannot take an inbound connection", "pod", p.Container, "err", err)
+				in.quiet.Warn("take "+p.Container, "cannot take an inbound connection", "pod", p.Container, "err", err)
 				return
 			}
 			in.serve(l, p, c, start)
@@ -236,12 +239,14 @@ func (in *Inbound) relay(l *engine.Loop, c *conn, tc *net.TCPConn, rec record.Co
 	if err != nil {
 		_ = tc.SetLinger(0)
 		tc.Close()
-		c.record(0, 0, "server", "connect")
+		c.record(0, 0, "server", cmp.Or(engine.Shortage(err), "connect"))
 		return
 	}
 	// In a goroutine of its own: this one has grown a stack of many kilobytes for the
 	// handshake, which an idle relay would keep.
+	p.Engine.Hold(2)
 	l.Go(func() {
+		defer p.Engine.Hold(-2)
 		defer in.Relays.Add(c.state(tc))()
 		r := relay.TLS(p.Context, app, tc, rec, nil, relay.Options{})
 		ended := "proxy"
@@ -287,6 +292,9 @@ func (in *Inbound) Request(x *exchange.Exchange) {
 	rq.v = decide.Route(snap, &c.flow, &x.Req, 0, nil)
 	switch rq.v.Action {
 	case decide.Deliver:
+		if in.overloaded(x, c, rq) {
+			return
+		}
 		if rq.v.Pipe != nil && rq.v.Pipe.Authz != nil {
 			// Nobody is there to be asked, and unasked nothing is delivered (contract 10.7).
 			rq.cause = causeAuthz
@@ -358,6 +366,9 @@ func (in *Inbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	}
 	f := failureOf(code, x.Cause, rq.v.Port)
 	rq.cause = code.String()
+	if short := engine.Shortage(x.Cause); code == exchange.Connect && short != "" {
+		rq.cause, f.text = short, short+textShortage
+	}
 	in.reply(x, rq, f.status, f.text, "0", f.flags, f.details)
 }
 

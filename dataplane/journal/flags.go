@@ -101,6 +101,8 @@ var faults = map[string]fault{
 	"handshake-timeout": reset(UF, "connection_timeout"),
 	"no-certificate":    reset(UF, "local_connection_failure"),
 	"cancelled":         reset(UF, "local_connection_failure"),
+	"descriptors":       reset(UF, "local_connection_failure"),
+	"local-ports":       reset(UF, "local_connection_failure"),
 	"wrong-peer":        noUpstream,
 	"peer-without-id":   noUpstream,
 	"untrusted":         noUpstream,

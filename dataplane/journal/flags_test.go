@@ -42,6 +42,7 @@ func TestClassify(t *testing.T) {
 		{"no connection in time", local(503, "connect-timeout"), "UF", "upstream_reset_before_response_started{connection_timeout}", true},
 		{"another identity", local(503, "wrong-peer"), "UF", "upstream_reset_before_response_started{remote_connection_failure}", true},
 		{"no certificate of ours", local(503, "no-certificate"), "UF", "upstream_reset_before_response_started{local_connection_failure}", true},
+		{"no descriptor of ours", local(503, "descriptors"), "UF", "upstream_reset_before_response_started{local_connection_failure}", true},
 		{"a cause without a line", local(503, "new-cause"), "UF", "upstream_reset_before_response_started{remote_connection_failure}", true},
 		{"too many wait", local(503, "hop-full"), "UO", "upstream_reset_before_response_started{overflow}", true},
 		{"the connection ended before an answer", local(503, "closed"), "UC", "upstream_reset_before_response_started{connection_termination}", true},

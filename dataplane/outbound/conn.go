@@ -50,6 +50,7 @@ type sniffer struct {
 func (c *conn) sniff(snap *snapshot.Snapshot, v decide.Verdict, fd int) {
 	s := c.st.sniffer()
 	s.c, s.snap, s.v, s.fd = c, snap, v, fd
+	c.pod.Engine.Hold(1)
 	l := c.st.l
 	if err := l.Register(fd, s, reactor.Stream); err != nil {
 		unix.Close(fd)
@@ -83,6 +84,7 @@ func (st *loopState) sniffer() *sniffer {
 
 // put gives a sniffer back that is done: nothing but its caller refers to it.
 func (s *sniffer) put() {
+	s.c.pod.Engine.Hold(-1)
 	if st := s.c.st; len(st.free) < keepSniffers {
 		s.snap, s.buf, s.race = nil, nil, nil
 		st.free = append(st.free, s)
@@ -96,7 +98,9 @@ func (s *sniffer) Event(ev uint32) {
 	}
 	s.ready = true
 	s.fin = s.fin || ev&(reactor.PeerEnd|reactor.Hangup|reactor.Error) != 0
-	s.read()
+	if !s.c.pod.Engine.PutOff(s.c.st.l, (*sniffLater)(s)) {
+		s.read()
+	}
 }
 
 // Owner is engine.Owned.
@@ -334,6 +338,7 @@ type racer struct {
 	connected bool
 	failed    bool
 	spoke     bool
+	cause     string // why it failed
 	timer     reactor.Timer
 	then      func(ok bool) // called when the connect is over
 }
@@ -341,7 +346,8 @@ type racer struct {
 // startRace dials; where no socket is at hand one is asked for.
 func (c *conn) startRace(s *sniffer) *racer {
 	l := c.st.l
-	r := &racer{c: c, s: s, fd: -1}
+	r := &racer{c: c, s: s, fd: -1, cause: "connect"}
+	c.pod.Engine.Hold(1)
 	l.Arm(&r.timer, r, int64(dialLimit))
 	v6 := c.flow.Dst.Addr().Unmap().Is6()
 	if fd, ok := c.pod.Sockets.Get(v6); ok {
@@ -355,6 +361,7 @@ func (c *conn) startRace(s *sniffer) *racer {
 		perr := l.Post(func() {
 			switch {
 			case err != nil:
+				r.cause = connectCause(err)
 				r.lost()
 			case r.failed:
 				unix.Close(fd)
@@ -376,6 +383,7 @@ func (r *racer) connect(fd int) bool {
 		err = r.c.st.l.Register(fd, r, reactor.Stream)
 	}
 	if err != nil {
+		r.cause = connectCause(err)
 		unix.Close(fd)
 		return false
 	}
@@ -436,6 +444,7 @@ func (r *racer) lost() {
 func (r *racer) close() {
 	if !r.failed {
 		r.failed = true
+		r.c.pod.Engine.Hold(-1)
 		l := r.c.st.l
 		l.Disarm(&r.timer)
 		if r.fd >= 0 {
@@ -464,10 +473,11 @@ func (c *conn) passOn(s *sniffer, v decide.Verdict) {
 	go1 := func(ok bool) {
 		if !ok {
 			_ = socket.Abort(fd)
-			c.record(v, snap, connEnd{ended: "server", cause: "connect"})
+			c.record(v, snap, connEnd{ended: "server", cause: r.cause})
 			return
 		}
 		r.failed = true // the racer is used up; its socket lives on
+		c.pod.Engine.Hold(-1)
 		if err := l.Detach(r.fd); err != nil {
 			unix.Close(r.fd)
 			_ = socket.Abort(fd)
@@ -486,12 +496,15 @@ func (c *conn) passOn(s *sniffer, v decide.Verdict) {
 // pass relays fd to the dialled address for life. up is a connection to it, or -1.
 func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, first []byte) {
 	first = clone(first)
+	c.pod.Engine.Hold(2)
 	c.st.l.Go(func() {
+		defer c.pod.Engine.Hold(-2)
 		a, err := socket.MakeConn(fd)
 		if err != nil {
 			if up >= 0 {
 				unix.Close(up)
 			}
+			c.record(v, snap, connEnd{ended: "proxy", cause: connectCause(err)})
 			return
 		}
 		var b *net.TCPConn
@@ -505,7 +518,7 @@ func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, f
 		if err != nil {
 			_ = a.SetLinger(0)
 			a.Close()
-			c.record(v, snap, connEnd{ended: "server", cause: "connect"})
+			c.record(v, snap, connEnd{ended: "server", cause: connectCause(err)})
 			return
 		}
 		c.relay(func() {
@@ -531,10 +544,13 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 		return
 	}
 	first = clone(first)
+	c.pod.Engine.Hold(2)
 	c.st.l.Go(func() {
+		defer c.pod.Engine.Hold(-2)
 		a, err := socket.MakeConn(fd)
 		if err != nil {
 			_ = c.st.endRaw(ctx, raw)
+			c.record(v, snap, connEnd{endpoint: e, ended: "proxy", cause: connectCause(err)})
 			return
 		}
 		refuse := func(kind string) {
@@ -567,7 +583,13 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 
 // relay runs f, which lasts as long as the connection, in a goroutine of its own: the one that dialled and shook
 // hands has grown a stack of many kilobytes for it, which an idle relay would keep.
-func (c *conn) relay(f func()) { c.st.l.Go(f) }
+func (c *conn) relay(f func()) {
+	c.pod.Engine.Hold(2)
+	c.st.l.Go(func() {
+		defer c.pod.Engine.Hold(-2)
+		f()
+	})
+}
 
 func clone(b []byte) []byte {
 	if len(b) == 0 {

@@ -11,6 +11,7 @@
 package outbound
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -212,6 +213,9 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 		o.reply(x, 403, "", textAuthz, 7)
 		return
 	}
+	if (rq.v.Action == decide.Forward || rq.v.Action == decide.Passthrough) && o.overloaded(x, c, rq) {
+		return
+	}
 	switch rq.v.Action {
 	case decide.Forward:
 		o.requestID(x, rq)
@@ -404,8 +408,8 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 			o.noTunnel(x, rq, "the server at the dialled address")
 			return
 		}
-		rq.cause = code.String()
-		o.reply(x, 503, "", "the dialled address did not answer ("+code.String()+")\n", 14)
+		rq.cause = cmp.Or(engine.Shortage(x.Cause), code.String())
+		o.reply(x, 503, "", "the dialled address did not answer ("+rq.cause+")\n", 14)
 		return
 	}
 	c.st.failed(x, rq, code)

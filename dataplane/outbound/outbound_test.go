@@ -39,7 +39,10 @@ type unrecorded struct{ *Outbound }
 func (unrecorded) Done(*exchange.Exchange) {}
 
 // stillLoop is a loop that does not run; its clock stands unless now is given.
-func stillLoop(t testing.TB, now func() int64) *engine.Loop {
+func stillLoop(t testing.TB, now func() int64) *engine.Loop { return stillEngine(t, now).Loops()[0] }
+
+// stillEngine is the engine of a stillLoop.
+func stillEngine(t testing.TB, now func() int64) *engine.Engine {
 	e, err := engine.New(engine.Config{Now: now, MaxLoops: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +52,7 @@ func stillLoop(t testing.TB, now func() int64) *engine.Loop {
 		cancel()
 		e.Run(ctx) // which ends at once, and closes it
 	})
-	return e.Loops()[0]
+	return e
 }
 
 // TestLocalAnswers: what Outbound answers by itself, with no endpoint that it could dial.
@@ -76,7 +79,8 @@ rule name=say match=grpc:echo.Echo/Say
 	var store snapshot.Store
 	store.Swap(s)
 	o := New(Config{Store: &store})
-	st := o.loops.Make(stillLoop(t, nil))
+	e := stillEngine(t, nil)
+	st := o.loops.Make(e.Loops()[0])
 	st.rnd = rand.New(rand.NewPCG(1, 2))
 	pool := exchange.Pool{Service: unrecorded{o}}
 	for _, tt := range []struct {
@@ -105,7 +109,7 @@ rule name=say match=grpc:echo.Echo/Say
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := &conn{o: o, pod: &Pod{}, st: st, flow: f}
+		c := &conn{o: o, pod: &Pod{Engine: e.AddPod("web")}, st: st, flow: f}
 		c.info = engine.ConnInfo{User: c}
 		down := &answerOf{}
 		x := pool.Begin(down, &r, true, &c.info, 0)

@@ -271,7 +271,7 @@ func whose(code exchange.Code, cause error) fault {
 // ours reports whether a hop was not made for reasons of this node's or pod's.
 func ours(err error) bool {
 	switch meshhop.ReasonOf(err) {
-	case meshhop.ReasonNoCertificate, meshhop.ReasonBusy, meshhop.ReasonCancelled:
+	case meshhop.ReasonNoCertificate, meshhop.ReasonBusy, meshhop.ReasonCancelled, meshhop.ReasonFiles, meshhop.ReasonPorts:
 		return true
 	}
 	return errors.Is(err, errNoIdentity)

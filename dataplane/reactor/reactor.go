@@ -87,7 +87,8 @@ type Config struct {
 // Stats are a loop's counters; read from any goroutine.
 type Stats struct {
 	Iterations, Events, Wakeups, Panics, Slow uint64
-	Busy                                      time.Duration // time spent not waiting
+	Busy                                      time.Duration // time spent not waiting, by the clock on the wall
+	CPU                                       time.Duration // processor time of the loop's thread, as of at most cpuEvery of work ago
 	// Took counts iterations by how long they were: at most each of Lags, and longer
 	// than the last. An event that is ready while an iteration runs waits at most for its end.
 	Took       [len(Lags) + 1]uint64
@@ -105,6 +106,15 @@ type slot struct {
 	gen uint32
 }
 
+// What one iteration does at most, so that none grows with what one crowd of
+// sources has to do. The rest is done in the next iteration, which does not wait.
+const (
+	maxRounds = 64                           // waits of an iteration, of len(evs) events each, while sources put their events off
+	maxMail   = 1024                         // posted functions run in one iteration
+	maxTimers = 256                          // timers run in one iteration
+	cpuEvery  = int64(20 * time.Millisecond) // between two readings of the thread's processor time
+)
+
 // Loop is one epoll instance with its thread. Make it with New, start it with Run.
 type Loop struct {
 	cfg     Config
@@ -114,17 +124,20 @@ type Loop struct {
 	last    int    // events of the last wait
 
 	dirty []Flusher
-	first []Task // of the next iteration, before tasks
 	tasks []Task // of the next iteration
 	spare []Task // the queue that ran last
 	after []Task // after the flush of this iteration
 
-	mu    sync.Mutex
-	mail  []func() // guarded by mu
-	rung  bool     // the bell has been rung since mail was last taken; guarded by mu
-	dead  bool     // nothing is taken any more, and efd is closed; guarded by mu
-	mail2 []func()
-	stop  bool
+	mu     sync.Mutex
+	mail   []func() // guarded by mu
+	rung   bool     // the bell has been rung since mail was last taken; guarded by mu
+	dead   bool     // nothing is taken any more, and efd is closed; guarded by mu
+	mail2  []func() // taken, and run up to taken
+	taken  int
+	behind bool // a part of the mail is left for the next iteration
+	stop   bool
+
+	putOff int // events of this iteration that their sources put off
 
 	now     int64
 	iter    uint64
@@ -133,9 +146,11 @@ type Loop struct {
 	started atomic.Int64 // start of the running iteration, 0 while waiting
 	seen    int64        // watchdog: the iteration already reported
 
-	iterations, events, wakeups, panics, slow, busy atomic.Uint64
-	registered                                      atomic.Int64
-	lags                                            [len(Lags) + 1]atomic.Uint64
+	cpuAt int64 // when cpu was last read
+
+	iterations, events, wakeups, panics, slow, busy, cpu atomic.Uint64
+	registered                                           atomic.Int64
+	lags                                                 [len(Lags) + 1]atomic.Uint64
 
 	// Scratch is a buffer that any source may use within one method call.
 	Scratch [64 << 10]byte
@@ -179,8 +194,29 @@ func New(cfg Config) (*Loop, error) {
 // bell is the mailbox's eventfd as a source.
 type bell Loop
 
-func (b *bell) Event(uint32) { (*Loop)(b).takeMail() } // edge-triggered: the count need not be read to be told again
-func (b *bell) Fail(error)   {}
+func (b *bell) Event(uint32) { // edge-triggered: the count need not be read to be told again
+	if l := (*Loop)(b); !l.behind {
+		l.takeMail()
+	}
+}
+
+// Run is Task: the rest of a full mailbox.
+func (b *bell) Run() {
+	l := (*Loop)(b)
+	l.behind = false
+	l.takeMail()
+	if l.behind {
+		return
+	}
+	l.mu.Lock()
+	more := len(l.mail) > 0 // for which the bell may have rung unheard
+	l.mu.Unlock()
+	if more {
+		l.mailLater()
+	}
+}
+
+func (b *bell) Fail(error) {}
 
 // Register adds fd with its source; mask stays for the fd's life. On the loop only.
 func (l *Loop) Register(fd int, s Source, mask uint32) error {
@@ -227,9 +263,14 @@ func (l *Loop) Dirty(f Flusher) { l.dirty = append(l.dirty, f) }
 // before it looks at events. The caller sees to it that t is queued once.
 func (l *Loop) Later(t Task) { l.tasks = append(l.tasks, t) }
 
-// LaterFirst is Later, before everything that Later queues: for work that had
-// no share of this iteration, so that it has one of the next.
-func (l *Loop) LaterFirst(t Task) { l.first = append(l.first, t) }
+// PutOff tells that the event being delivered was only noted: its source goes on
+// with it later. An iteration looks for further events as long as it has handled
+// fewer than one wait gives, so that a crowd of sources which may do nothing now
+// does not stand before those that may.
+func (l *Loop) PutOff() { l.putOff++ }
+
+// Do runs t now, as the loop does: a panic is counted and ends t alone.
+func (l *Loop) Do(t Task) { l.task(t) }
 
 // After runs t once this iteration's flush is over, when no queue holds what
 // the iteration ended: the place to recycle. The caller sees to it that t is queued once.
@@ -273,18 +314,32 @@ func (l *Loop) ring() {
 	}
 }
 
+// takeMail runs what has been posted by now, up to maxMail of it; what is posted meanwhile waits
+// for the next iteration.
 func (l *Loop) takeMail() {
 	l.wakeups.Add(1)
-	l.mu.Lock()
-	q := l.mail
-	l.mail = l.mail2[:0]
-	l.rung = false
-	l.mu.Unlock()
-	for i, f := range q {
-		l.call(f)
-		q[i] = nil
+	if l.taken == len(l.mail2) {
+		l.mu.Lock()
+		l.mail, l.mail2, l.taken = l.mail2[:0], l.mail, 0
+		l.rung = false
+		l.mu.Unlock()
 	}
-	l.mail2 = q
+	for n := 0; l.taken < len(l.mail2); n++ {
+		if n == maxMail {
+			l.mailLater()
+			return
+		}
+		f := l.mail2[l.taken]
+		l.mail2[l.taken] = nil
+		l.taken++
+		l.call(f)
+	}
+}
+
+// mailLater goes on in the next iteration; until then the bell is not listened to.
+func (l *Loop) mailLater() {
+	l.behind = true
+	l.Later((*bell)(l))
 }
 
 // Stop ends Run after the running iteration. Safe from any goroutine.
@@ -300,8 +355,8 @@ func (l *Loop) Run() {
 	l.failAll()
 	l.mu.Lock()
 	l.dead = true
-	q := l.mail
-	l.mail = nil
+	q := append(l.mail2[l.taken:], l.mail...)
+	l.mail, l.mail2, l.taken = nil, nil, 0
 	l.Forget(l.efd)
 	unix.Close(l.efd)
 	l.efd = -1
@@ -333,7 +388,7 @@ func (l *Loop) failAll() {
 
 func (l *Loop) iterate(block bool) {
 	timeout := l.timeout()
-	if !block || len(l.first)+len(l.tasks)+len(l.dirty) > 0 {
+	if !block || len(l.tasks)+len(l.dirty) > 0 {
 		timeout = 0
 	}
 	l.started.Store(0)
@@ -342,22 +397,18 @@ func (l *Loop) iterate(block bool) {
 	l.started.Store(l.now)
 	l.iter++
 	l.iterations.Store(l.iter)
-	l.events.Add(uint64(n))
-	first, tasks := l.first, l.tasks
-	l.first, l.tasks = nil, l.spare[:0]
-	l.run(first)
+	tasks := l.tasks
+	l.tasks = l.spare[:0]
 	l.run(tasks)
-	if l.spare = tasks; l.first == nil {
-		l.first = first[:0]
-	}
-	for i := range n {
-		ev := &l.evs[i]
-		if int(ev.Fd) >= len(l.tab) {
-			continue
+	l.spare = tasks
+	for handled, round := 0, 1; ; round++ {
+		l.events.Add(uint64(n))
+		l.putOff = 0
+		l.deliver(n)
+		if handled += n - l.putOff; n < len(l.evs) || handled >= len(l.evs) || round == maxRounds {
+			break
 		}
-		if e := &l.tab[ev.Fd]; e.src != nil && int32(e.gen) == ev.Pad {
-			l.event(e.src, ev.Events)
-		}
+		n = l.wait(0)
 	}
 	l.wheel.advance(l, l.now)
 	l.fine.advance(l, l.now)
@@ -369,6 +420,32 @@ func (l *Loop) iterate(block bool) {
 		i++
 	}
 	l.lags[i].Add(1)
+	if l.now-l.cpuAt >= cpuEvery {
+		l.cpuAt = l.now
+		l.readCPU()
+	}
+}
+
+// deliver tells the sources of the first n events.
+func (l *Loop) deliver(n int) {
+	for i := range n {
+		ev := &l.evs[i]
+		if int(ev.Fd) >= len(l.tab) {
+			continue
+		}
+		if e := &l.tab[ev.Fd]; e.src != nil && int32(e.gen) == ev.Pad {
+			l.event(e.src, ev.Events)
+		}
+	}
+}
+
+// readCPU notes the processor time of the running thread, which is the loop's own:
+// what others on the machine take of it is not in it.
+func (l *Loop) readCPU() {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) == nil {
+		l.cpu.Store(uint64(t.Nano()))
+	}
 }
 
 func (l *Loop) run(q []Task) {
@@ -498,7 +575,7 @@ func (l *Loop) Stats() Stats {
 	s := Stats{
 		Iterations: l.iterations.Load(), Events: l.events.Load(), Wakeups: l.wakeups.Load(),
 		Panics: l.panics.Load(), Slow: l.slow.Load(),
-		Busy: time.Duration(l.busy.Load()), Registered: l.registered.Load(),
+		Busy: time.Duration(l.busy.Load()), CPU: time.Duration(l.cpu.Load()), Registered: l.registered.Load(),
 	}
 	for i := range s.Took {
 		s.Took[i] = l.lags[i].Load()

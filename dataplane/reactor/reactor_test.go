@@ -97,7 +97,6 @@ func TestOrderOfAnIteration(t *testing.T) {
 			l.Dirty(&fake{flush: func() { said = append(said, "flush of a flush") }})
 		}})
 		l.Later(say("later"))
-		l.LaterFirst(say("first"))
 		l.Later(&fake{run: func() {
 			said = append(said, "later, again")
 			l.Later(say("much later"))
@@ -117,7 +116,7 @@ func TestOrderOfAnIteration(t *testing.T) {
 	step()
 	unix.Write(peer, []byte("x"))
 	step("event", "flush", "flush of a flush", "after")
-	step("first", "later", "later, again")
+	step("later", "later, again")
 	step("much later")
 	step()
 

@@ -132,11 +132,14 @@ func (w *wheel) advance(l *Loop, now int64) {
 		return
 	}
 	w.tick = max(w.tick, to-slots) // after a jump of more than a turn, one turn sees every timer
-	for w.tick < to {
+	for ran := 0; w.tick < to; {
 		w.tick++
 		h := &w.head[w.tick&(slots-1)]
-		// Take the whole ring first: what is filed meanwhile waits for its turn.
-		for h.next != h {
+		for h.next != h { // what is filed meanwhile goes to a later ring
+			if ran == maxTimers {
+				w.tick-- // this ring is due in the next iteration
+				return
+			}
 			t := h.next
 			w.unlink(t)
 			if t.deadline > now {
@@ -147,6 +150,7 @@ func (w *wheel) advance(l *Loop, now int64) {
 			task := t.task
 			t.task = nil
 			if task != nil {
+				ran++
 				l.task(task)
 			}
 		}

@@ -68,8 +68,8 @@ var All = []Mutant{
 	{
 		Property: "a short name is of the caller's namespace",
 		File:     "dataplane/snapshot/name.go",
-		Old:      "if i, ok := t.names[string(full)]; ok && t.Services[i].Kubernetes {",
-		New:      "if i, ok := t.names[string(full)]; ok {",
+		Old:      "if i, ok := t.names[string(buf[:k])]; ok && t.Services[i].Kubernetes {",
+		New:      "if i, ok := t.names[string(buf[:k])]; ok {",
 		Package:  "./dataplane/decide", Run: "TestGolden",
 	},
 	{

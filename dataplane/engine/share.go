@@ -1,0 +1,212 @@
+package engine
+
+import "aether/dataplane/reactor"
+
+// What a pod may do in one iteration of a loop. Pods that have work put off divide it
+// among them, down to the least of each, so that an iteration does not grow with
+// the number of busy pods.
+const (
+	podBytes   = 512 << 10 // bytes read
+	podWork    = 128       // reads, accepts and heads handled; half of the events of a wait, so that others are looked for
+	podSent    = 4 << 20   // bytes written or sealed
+	podAccepts = 64        // connections accepted, a listener
+	leastBytes = 64 << 10
+	leastWork  = 32
+	leastSent  = 512 << 10
+)
+
+// What a pod may hold on one loop.
+const (
+	podHeld  = 64 << 20 // bytes of buffers and parked requests, or a quarter of the process's limit of memory if that is less
+	fairHeld = 1 << 20  // above podHeld an HTTP/2 connection that holds so much is not read from
+	tightOut = 16 << 10 // and an HTTP/1 connection queues so much output
+	podDials = 64       // hop sessions being made
+)
+
+// share is a pod's part of one loop: what it has used of the running iteration,
+// what waits for its turn, and what the pod holds. It is the loop's own.
+type share struct {
+	l *Loop
+
+	iter              uint64
+	bytes, work, sent int            // of iteration iter
+	maxBytes, maxWork int            // in it
+	maxSent           int            // in it
+	queue             []reactor.Task // put off, the longest waiting first: queue[head:]
+	head              int
+	queued            bool // the loop runs the share in its next iteration
+
+	held    int  // bytes, as the connections last told
+	tight   bool // held has met the bound, and is not three quarters of it again yet
+	waiting []heldUp
+	dials   int
+	dialq   []*Hop // wait for a dial's turn
+}
+
+// heldUp is a connection that is not read from while its pod holds too much.
+type heldUp interface {
+	reactor.Task
+	over() bool
+}
+
+// crowd counts the pods that had work put off, on a loop.
+type crowd struct {
+	iter uint64 // the iteration that now is about
+	now  int
+	next int // of the next iteration
+}
+
+// fresh begins an iteration's account when there is a new one.
+func (s *share) fresh() {
+	it := s.l.Iteration()
+	if it == s.iter {
+		return
+	}
+	s.iter, s.bytes, s.work, s.sent = it, 0, 0, 0
+	n := 1
+	if s.l.crowd.iter == it {
+		n = max(n, s.l.crowd.now)
+	}
+	s.maxBytes = max(podBytes/n, leastBytes)
+	s.maxWork = max(podWork/n, leastWork)
+	s.maxSent = max(podSent/n, leastSent)
+}
+
+// took accounts a read of n bytes.
+func (s *share) took(n int) {
+	s.fresh()
+	s.bytes += n
+	s.work++
+}
+
+// did accounts a piece of work that no read stands for.
+func (s *share) did() {
+	s.fresh()
+	s.work++
+}
+
+// wrote accounts n bytes sent.
+func (s *share) wrote(n int) {
+	s.fresh()
+	s.sent += n
+}
+
+// spent reports whether the pod has had its share of this iteration.
+func (s *share) spent() bool {
+	return s.iter == s.l.Iteration() && (s.bytes >= s.maxBytes || s.work >= s.maxWork)
+}
+
+// sentUp is spent for what is sent.
+func (s *share) sentUp() bool {
+	return s.iter == s.l.Iteration() && s.sent >= s.maxSent
+}
+
+// put queues t behind what else the pod has put off.
+func (s *share) put(t reactor.Task) {
+	if s.head > 0 && len(s.queue) == cap(s.queue) {
+		n := copy(s.queue, s.queue[s.head:])
+		clear(s.queue[n:])
+		s.queue, s.head = s.queue[:n], 0
+	}
+	s.queue = append(s.queue, t)
+	s.again()
+}
+
+func (s *share) again() {
+	if !s.queued {
+		s.queued = true
+		s.l.crowd.next++
+		s.l.Later(s)
+	}
+}
+
+// Run is reactor.Task: those that waited go on, as far as the share reaches.
+func (s *share) Run() {
+	s.queued = false
+	if c, it := &s.l.crowd, s.l.Iteration(); c.iter != it {
+		c.iter, c.now, c.next = it, c.next, 0
+	}
+	s.fresh()
+	for n := len(s.queue) - s.head; n > 0 && !s.spent() && !s.sentUp(); n-- {
+		t := s.queue[s.head]
+		s.queue[s.head] = nil
+		s.head++
+		s.l.Do(t)
+	}
+	if s.head == len(s.queue) {
+		s.queue, s.head = s.queue[:0], 0
+		return
+	}
+	s.again()
+}
+
+// Fail is reactor.Task: what waited is lost, as what the loop itself queues is.
+func (s *share) Fail(error) { s.queue, s.head = nil, 0 }
+
+// hold accounts d bytes more, or less, that the pod's connections hold.
+func (s *share) hold(d int) {
+	s.held += d
+	switch most := s.l.podHeld(); {
+	case !s.tight && s.held > most:
+		s.tight = true
+		s.l.eng.shed(ShedPodMemory)
+	case s.tight && s.held < most/4*3:
+		s.tight = false
+		for i, t := range s.waiting {
+			s.waiting[i] = nil
+			if !t.over() {
+				s.put(t)
+			}
+		}
+		s.waiting = s.waiting[:0]
+	}
+}
+
+// wait keeps t until the pod holds less.
+func (s *share) wait(t heldUp) {
+	if len(s.waiting) == cap(s.waiting) { // before it grows: those that have ended need not wait
+		k := 0
+		for _, o := range s.waiting {
+			if !o.over() {
+				s.waiting[k] = o
+				k++
+			}
+		}
+		clear(s.waiting[k:])
+		s.waiting = s.waiting[:k]
+	}
+	s.waiting = append(s.waiting, t)
+}
+
+// share is the pod's part of l.
+func (p *Pod) share(l *Loop) *share {
+	s := p.shares[l.ID()]
+	s.l = l
+	return s
+}
+
+// PutOff reports whether the pod has had its share of this iteration; t then
+// runs once it has one again. For connections that the engine does not serve
+// (yet). On l only.
+func (p *Pod) PutOff(l *Loop, t reactor.Task) bool {
+	s := p.share(l)
+	if !s.spent() {
+		s.did()
+		return false
+	}
+	l.PutOff()
+	s.put(t)
+	return true
+}
+
+// Sheds reports whether a request of the pod is to be refused because it, or the
+// process, holds too much memory: answer 503 with the outcome `overload`
+// (contract 5.7). What asks whether the node lives is exempt: ask only about what
+// would be sent on. On l only.
+func (p *Pod) Sheds(l *Loop) bool {
+	if l.level < StopRequests && !p.share(l).tight {
+		return false
+	}
+	l.eng.shed(ShedRequest)
+	return true
+}

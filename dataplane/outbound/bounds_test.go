@@ -1,0 +1,179 @@
+package outbound
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"aether/controlplane/compile"
+	"aether/dataplane/engine"
+	"aether/dataplane/exchange"
+	"aether/dataplane/journal"
+	"aether/dataplane/model"
+	"aether/dataplane/model/modeltest"
+	"aether/dataplane/snapshot"
+)
+
+// TestOverloadedSource: with 95 % of its memory in use the source refuses what it would send on, with a
+// reason, and answers what it answers by itself: refusals, and whether it is ready.
+func TestOverloadedSource(t *testing.T) {
+	e, err := engine.New(engine.Config{MaxLoops: 1, Memory: 100, Used: func() uint64 { return 96 }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	var wg sync.WaitGroup
+	defer func() { cancel(); wg.Wait() }()
+	wg.Go(func() { e.Run(ctx) })
+	l := e.Loops()[0]
+	onLoop := func(f func()) {
+		done := make(chan struct{})
+		if err := l.Post(func() { defer close(done); f() }); err != nil {
+			t.Fatal(err)
+		}
+		<-done
+	}
+	pod := e.AddPod("web")
+	for shed := false; !shed; {
+		if ctx.Err() != nil {
+			t.Fatal("the level never comes into force")
+		}
+		onLoop(func() { shed = pod.Sheds(l) })
+	}
+	m := modeltest.Mesh(t, `
+service shop/cart 10.96.0.1
+pods shop/cart 8080
+local shop/web
+`)
+	s, _ := compile.Compile(m)
+	var store snapshot.Store
+	store.Swap(s)
+	o := New(Config{Store: &store})
+	for _, tt := range []struct {
+		flow, request string
+		status        int
+		fields        string
+	}{
+		{"shop/web > 10.96.0.1:8080 http1", "GET cart/", 503, ""},
+		{"shop/web > 10.96.0.1:8080 http1", "POST cart/ h:content-type=application/grpc", 503, "grpc-status=14 grpc-message=overload"},
+		{"shop/web > proxy http1", "GET x/aether/readyz", 200, ""},
+		{"shop/web > proxy http1", "GET nobody.shop.aether.internal:8080/", 404, ""},
+	} {
+		f, err := model.ParseFlow(tt.flow)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := model.ParseRequest(tt.request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		onLoop(func() {
+			st := o.loops.Make(l)
+			st.rnd = rand.New(rand.NewPCG(1, 2))
+			pool := exchange.Pool{Service: unrecorded{o}}
+			c := &conn{o: o, pod: &Pod{Engine: pod}, st: st, flow: f}
+			c.info = engine.ConnInfo{User: c, Loop: l}
+			down := &answerOf{}
+			x := pool.Begin(down, &r, true, &c.info, 0)
+			x.Ask()
+			rq := x.User.(*reqState)
+			if got := strings.Join(down.fields, " "); x.Status != tt.status || !strings.Contains(got, tt.fields) {
+				t.Errorf("%s: %d %s, want %d %s", tt.request, x.Status, got, tt.status, tt.fields)
+			}
+			if want := map[bool]string{true: causeOverload}[tt.status == 503]; rq.cause != want {
+				t.Errorf("%s: cause %q, want %q", tt.request, rq.cause, want)
+			}
+		})
+	}
+}
+
+// TestConnectCause (case 86 for local ports): out of descriptors is told from a peer that cannot be reached.
+func TestConnectCause(t *testing.T) {
+	for err, want := range map[error]string{unix.ECONNREFUSED: "connect", unix.EMFILE: "descriptors", unix.ENFILE: "descriptors", unix.EADDRNOTAVAIL: "local-ports"} {
+		if got := connectCause(fmt.Errorf("socket: make a socket: %w", err)); got != want {
+			t.Errorf("%v: %s, want %s", err, got, want)
+		}
+	}
+}
+
+// TestSlowBeginning (case 46): a client of a port that must be HTTP which begins, and trickles, is
+// closed at beginLimit; one that is silent has idleLimit.
+func TestSlowBeginning(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		say   string
+		limit time.Duration
+	}{{"silent", "", idleLimit}, {"slow", "PO", beginLimit}} {
+		t.Run(tt.name, func(t *testing.T) {
+			var now atomic.Int64
+			now.Store(int64(time.Hour))
+			e, err := engine.New(engine.Config{MaxLoops: 1, Now: now.Load})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			defer func() { cancel(); wg.Wait() }()
+			wg.Go(func() { e.Run(ctx) })
+			l, pod := e.Loops()[0], e.AddPod("web")
+			onLoop := func(f func()) {
+				done := make(chan struct{})
+				if err := l.Post(func() { defer close(done); f() }); err != nil {
+					t.Fatal(err)
+				}
+				<-done
+			}
+			s, _ := compile.Compile(modeltest.Mesh(t, "service shop/cart 10.96.0.1\npods shop/cart 8080\nlocal shop/web\n"))
+			var store snapshot.Store
+			store.Swap(s)
+			o := New(Config{Store: &store, Journal: journal.NewRing(4)})
+			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(fds[1])
+			onLoop(func() {
+				o.accept(l, fds[0], &Pod{Engine: pod, Namespace: "shop", Account: "web"}, model.Captured, netip.MustParseAddrPort("10.96.0.1:8080"))
+			})
+			unix.Write(fds[1], []byte(tt.say))
+			closed := func() bool {
+				n, err := unix.Read(fds[1], make([]byte, 100))
+				return n == 0 && err == nil || err == unix.ECONNRESET
+			}
+			pass := func(d time.Duration) {
+				now.Add(int64(d))
+				onLoop(func() {})
+				onLoop(func() {})
+			}
+			pass(0)
+			pass(tt.limit - time.Second)
+			if closed() {
+				t.Fatal("too early")
+			}
+			if tt.say != "" { // a further byte does not help
+				unix.Write(fds[1], []byte("S"))
+				pass(0)
+			}
+			pass(1200 * time.Millisecond)
+			for i := 0; !closed(); i++ {
+				if i > 1000 {
+					t.Fatal("still open")
+				}
+				onLoop(func() {})
+			}
+			onLoop(func() {
+				if n := pod.Files(); n != 0 {
+					t.Errorf("%d descriptors are accounted", n)
+				}
+			})
+		})
+	}
+}
