@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"aether/dataplane/engine"
+	"aether/dataplane/extauthz"
+	"aether/dataplane/outbound"
 	"aether/dataplane/reactor"
 	"aether/dataplane/telemetry"
 )
@@ -34,6 +36,12 @@ func (n *Node) Register(m *telemetry.Metrics) {
 	m.Gauge("aether_hop_sessions", "Sessions to other nodes' proxies.", loops(func(l *engine.Loop) float64 { return float64(l.Gauges.Sessions.Load()) }))
 	m.Gauge("aether_requests_in_flight", "Requests under way.", loops(func(l *engine.Loop) float64 { return float64(l.Gauges.Outbound.Load()) }), "direction", "outbound")
 	m.Gauge("aether_requests_in_flight", "Requests under way.", loops(func(l *engine.Loop) float64 { return float64(l.Gauges.Inbound.Load()) }), "direction", "inbound")
+	for i, result := range outbound.MirrorResults {
+		m.Count("aether_mirrored_total", "Copies of requests that rules mirror, by how they ended.", &n.out.Mirrored[i], "result", result)
+	}
+	for i, result := range extauthz.Results {
+		m.Count("aether_ext_authz_total", "Questions to the authorization service, by how they ended.", &n.authz.Asked[i], "result", result)
+	}
 
 	m.Gauge("aether_descriptors", "Descriptors accounted to pods.", func() float64 { return float64(n.engine.Files()) })
 	m.Gauge("aether_overload_level", "How short of memory the proxy is: 0 calm, 1 shrink, 2 no-keep-alive, 3 stop-requests, 4 stop-accepting.", func() float64 { return float64(n.engine.Level()) })

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"aether/dataplane/engine"
+	"aether/dataplane/extauthz"
 	"aether/dataplane/inbound"
 	"aether/dataplane/journal"
 	"aether/dataplane/listen"
@@ -49,6 +50,7 @@ type Config struct {
 	MaxLoops   int              // 0: GOMAXPROCS
 	Memory     int64            // bytes of memory that the process may use; 0: no limit (see MemoryLimit)
 	Records    record.Maker     // who seals TLS records
+	Authz      string           // where the authorization service is, in grpc-go's form; empty: extauthz.Target
 	Compat     bool             // accept Envoy-based peers: TLS 1.2, no server name (design 9)
 	Capture    bool             // install the capture rules in the pods, as the CNI plugin would
 	Hold       bool             // accept nothing before Open: the Owner's sockets are still another process's, too
@@ -65,6 +67,7 @@ type Node struct {
 	certs    *mtls.Store
 	dialer   *meshhop.Dialer
 	acceptor *meshhop.Acceptor
+	authz    *extauthz.Service
 	out      *outbound.Outbound
 	in       *inbound.Inbound
 
@@ -117,8 +120,11 @@ func New(cfg Config) (*Node, error) {
 		Limit: meshhop.NewLimiter(meshhop.LimiterConfig{}),
 	}
 	n.acceptor = &meshhop.Acceptor{Limit: meshhop.NewLimiter(meshhop.LimiterConfig{}), Maker: cfg.Records}
-	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Log: cfg.Log})
-	n.in = inbound.New(inbound.Config{Store: &n.store, Acceptor: n.acceptor, Journal: cfg.Journal, Log: cfg.Log})
+	if n.authz, err = extauthz.New(extauthz.Config{Target: cfg.Authz, Log: cfg.Log}); err != nil {
+		return nil, err
+	}
+	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log})
+	n.in = inbound.New(inbound.Config{Store: &n.store, Acceptor: n.acceptor, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log})
 	return n, nil
 }
 
@@ -161,7 +167,7 @@ func (n *Node) Run(ctx context.Context) error {
 	n.mu.Unlock()
 	stop()
 	wg.Wait()
-	return errors.Join(err, n.factory.Close(), n.cfg.Owner.Close())
+	return errors.Join(err, n.authz.Close(), n.factory.Close(), n.cfg.Owner.Close())
 }
 
 // Apply makes snap the node's view of the mesh and workloads the pods it

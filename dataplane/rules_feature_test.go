@@ -88,13 +88,13 @@ type town struct {
 	wire func(c *net.TCPConn) *net.TCPConn
 }
 
-func newTown(t *testing.T) *town {
+func newTown(t *testing.T, with ...func(*outbound.Config, *inbound.Config)) *town {
 	t.Helper()
-	return newTownOn(t, engine.Config{})
+	return newTownOn(t, engine.Config{}, with...)
 }
 
 // newTownOn is newTown on an engine with that configuration.
-func newTownOn(t *testing.T, cfg engine.Config) *town {
+func newTownOn(t *testing.T, cfg engine.Config, with ...func(*outbound.Config, *inbound.Config)) *town {
 	t.Helper()
 	w := &town{t: t, journal: &told{make(chan journal.Entry, 1024)}, svids: map[string]*mtls.SVID{}, hops: map[netip.Addr]string{}, outs: map[string]*outbound.Pod{}, inbounds: map[string]*inbound.Pod{}}
 	var err error
@@ -117,7 +117,7 @@ func newTownOn(t *testing.T, cfg engine.Config) *town {
 			}
 		}
 	})
-	w.out = outbound.New(outbound.Config{Store: &w.store, Journal: w.journal, Dialer: &meshhop.Dialer{
+	out := outbound.Config{Store: &w.store, Journal: w.journal, Dialer: &meshhop.Dialer{
 		Sockets: func(ctx context.Context, _ string, addr netip.AddrPort) (*net.TCPConn, error) {
 			w.mu.Lock()
 			to := w.hops[addr.Addr()]
@@ -132,8 +132,12 @@ func newTownOn(t *testing.T, cfg engine.Config) *town {
 			return c, err
 		},
 		SVID: w.svid,
-	}})
-	w.in = inbound.New(inbound.Config{Store: &w.store, Journal: w.journal, Acceptor: &meshhop.Acceptor{}})
+	}}
+	in := inbound.Config{Store: &w.store, Journal: w.journal, Acceptor: &meshhop.Acceptor{}}
+	for _, f := range with {
+		f(&out, &in)
+	}
+	w.out, w.in = outbound.New(out), inbound.New(in)
 	return w
 }
 

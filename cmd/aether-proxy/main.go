@@ -21,6 +21,7 @@ import (
 	"aether/controlplane/file"
 	"aether/dataplane"
 	"aether/dataplane/admin"
+	"aether/dataplane/extauthz"
 	"aether/dataplane/journal"
 	"aether/dataplane/listen"
 	"aether/dataplane/model"
@@ -38,7 +39,7 @@ type options struct {
 	adminAddr, logLevel, blocking, records      string
 	handover                                    string
 	drainTime                                   time.Duration
-	memoryLimit                                 string
+	memoryLimit, authz                          string
 	maxLoops                                    int
 	capture, compat, redirectAll, accessLog     bool
 	failureLog, statsPod                        bool
@@ -90,6 +91,7 @@ one drains: no connection is refused or lost meanwhile.`,
 	f.IntVar(&o.maxLoops, "max-loops", 0, "most event loops; 0: as many as processors")
 	f.StringVar(&o.memoryLimit, "memory-limit", "", "memory that the proxy may use, such as 384MiB; as it is neared, work is given up step by step. Default: GOMEMLIMIT, else 90 % of the control group's limit, else none")
 	f.BoolVar(&o.capture, "capture", false, "install the capture rules in the node's pods, as the CNI plugin does in a cluster")
+	f.StringVar(&o.authz, "authz", extauthz.Target, "the authorization service that extAuthz filters ask (gRPC, envoy.service.auth.v3)")
 	f.BoolVar(&o.compat, "envoy-peers", false, "accept Envoy-based sources: TLS 1.2, no server name")
 	f.BoolVar(&o.redirectAll, "redirect-all-default", true, "capture all outbound TCP of pods that do not say")
 	f.BoolVar(&o.failureLog, "failure-log", true, "write a line of JSON on stdout for each request and connection that failed, a few a second and cause")
@@ -131,7 +133,7 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	}
 	memory, memoryFrom := dataplane.MemoryLimit(memory, "/")
 	owner := &listen.Owner{}
-	cfg := dataplane.Config{Owner: owner, Memory: memory, Capture: o.capture, Compat: o.compat, MaxLoops: o.maxLoops, Log: log}
+	cfg := dataplane.Config{Owner: owner, Memory: memory, Capture: o.capture, Authz: o.authz, Compat: o.compat, MaxLoops: o.maxLoops, Log: log}
 	switch o.blocking {
 	case "adapt":
 		cfg.Blocking = reactor.Adapt

@@ -386,6 +386,7 @@ func (x *Index) points(s *service, find func(netip.AddrPort) *snapshot.Endpoint)
 			Weight: r.Weight, Health: r.Health, SPIFFEID: r.SPIFFEID, Priority: x.priority(r), Metadata: r.Metadata,
 		}
 		if find == nil {
+			e.Key = snapshot.EndpointKey(s.name, e.Pod, e.Addr)
 			all[i] = e
 			out[i] = &all[i]
 			continue
@@ -393,6 +394,7 @@ func (x *Index) points(s *service, find func(netip.AddrPort) *snapshot.Endpoint)
 		out[i] = find(e.Addr)
 		if out[i] == nil || !sameEndpoint(out[i], &e) {
 			fresh := e // only what is new is put on the heap
+			fresh.Key = snapshot.EndpointKey(s.name, e.Pod, e.Addr)
 			out[i] = &fresh
 		}
 	}

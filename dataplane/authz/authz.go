@@ -1,5 +1,6 @@
 // Package authz writes the question that an authorization service is asked about
-// one request: Envoy's CheckRequest, so that services written for Envoy answer it.
+// one request, and reads the answer: Envoy's CheckRequest and CheckResponse, so that
+// services written for Envoy answer it.
 //
 //   - It is a pure function of its arguments: the time and the bytes of the body are given.
 //   - What is asked is what Envoy asks (envoy.service.auth.v3, contract 10.7):
@@ -9,6 +10,7 @@
 //     A head of too many fields is no question at all.
 //   - A question is about one spelling of the path. Where there are two
 //     (decide.Verdict.AuthzPath) both are asked, and both must be allowed.
+//   - What is not wholly understood of an answer is none.
 //
 // It asks nobody: the call, its time limit and what its failure means are the
 // engine's. It knows of Envoy's messages their field numbers only: the generated

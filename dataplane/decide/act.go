@@ -121,3 +121,13 @@ func askedPort(f *model.Flow, authority []byte) uint16 {
 	}
 	return 0
 }
+
+// EditQuery returns target with the changes to its query that somebody other than the
+// rules asks for. It allocates. false: the query has more parameters than are looked at.
+func EditQuery(ops []snapshot.Op, target []byte) ([]byte, bool) {
+	if _, query := cutPath(target); manyParameters(query) {
+		return nil, false
+	}
+	_, out := editQuery(nil, ops, target)
+	return out, true
+}

@@ -30,6 +30,25 @@ func share(backends []snapshot.Weighted, sum uint64, pick uint32) *snapshot.Weig
 	return &backends[len(backends)-1] // not reached: Upto of the last is the sum
 }
 
+// PickOf is a pick with which Route draws backend i of r: for a request that has been
+// there before. 0 <= i < len(r.Backends). false: it has no weight, and nothing draws it.
+func PickOf(r *snapshot.Rule, i int) (uint32, bool) {
+	start := uint64(0)
+	if i > 0 {
+		start = r.Backends[i-1].Upto
+	}
+	if start == r.Backends[i].Upto {
+		return 0, false
+	}
+	// The first pick whose part of the sum is at start or beyond: ceil(start * 2^32 / sum).
+	hi, lo := bits.Mul64(start, 1<<32)
+	pick, rest := bits.Div64(hi, lo, r.WeightSum) // start < sum: it fits
+	if rest > 0 {
+		pick++
+	}
+	return uint32(pick), share(r.Backends, r.WeightSum, uint32(pick)) == &r.Backends[i]
+}
+
 // maxKeys bounds the keys of one selection: a request that names more asks for
 // what no endpoint is.
 const maxKeys = 16

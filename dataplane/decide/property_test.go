@@ -131,7 +131,8 @@ func unfit(s *snapshot.Snapshot, f *model.Flow, v decide.Verdict, request bool) 
 	if v.Pipe != nil && !request {
 		return "filters on a connection"
 	}
-	if v.Matched != nil && (v.Pipe == nil || v.Matched.Name != v.Rule) {
+	acts := v.Action == decide.Forward || v.Action == decide.Reply
+	if v.Matched != nil && (acts && v.Pipe == nil || v.Matched.Name != v.Rule) {
 		return "a rule without its filters, or that is not the one named"
 	}
 	if v.Respelled && (v.Pipe == nil || v.Pipe.Authz == nil) {

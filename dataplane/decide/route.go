@@ -263,7 +263,7 @@ func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
 			if t != nil {
 				t.add("the share that was drawn has no valid backend: %s", strings.TrimSpace(b.Invalid))
 			}
-			return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: v.Rule, Status: 500, Text: b.Invalid}
+			return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: v.Rule, Status: 500, Text: b.Invalid, Matched: v.Matched}
 		}
 		if t != nil && len(chosen.Backends) > 1 {
 			t.add("%s drawn out of %d backends by weight", b.Backend.Name, len(chosen.Backends))
@@ -283,14 +283,18 @@ func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
 	}
 	set := q.s.Endpoints(v.Backend)
 	if set.Len() == 0 {
-		return q.empty(q.s.Service(v.Backend.Service), v.Rule, v.Backend, v.Backend.Texts)
+		none := q.empty(q.s.Service(v.Backend.Service), v.Rule, v.Backend, v.Backend.Texts)
+		none.Matched = v.Matched
+		return none
 	}
 	narrowed, pinned, ok := selects(q.s, set, pipe, r, t)
 	switch {
 	case !ok:
-		return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: v.Rule, Status: 503, Text: textSelected}
+		return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: v.Rule, Status: 503, Text: textSelected, Matched: v.Matched}
 	case pinned == nil && narrowed.Empty():
-		return q.empty(nil, v.Rule, v.Backend, v.Backend.Texts)
+		none := q.empty(nil, v.Rule, v.Backend, v.Backend.Texts)
+		none.Matched = v.Matched
+		return none
 	}
 	if t != nil {
 		t.add("%s: %d endpoints, SNI %s", v.Backend.Name, narrowed.Len(), v.Backend.SNI)

@@ -202,7 +202,8 @@ type Verdict struct {
 	Awaits *snapshot.Service
 
 	// Matched is the rule that a request of a Forward or Reply was taken by: its
-	// timeouts, retry and persistence. nil: none, or a Self, which has none of these.
+	// timeouts, retry and persistence; also of a Refuse or Await for the backend that was
+	// drawn, where another may have been chosen before. nil: none, or a Self, which has none of these.
 	Matched *snapshot.Rule
 	// Pipe is what is done to a request and its answer: of a Forward the chosen
 	// level's; of a redirection or preflight the rule's, whose Authz is asked first; of a

@@ -139,6 +139,8 @@ type Exchange struct {
 	rest     []byte // of a local body: what down had no room for yet
 	interims int    // 1xx heads that went down
 
+	tap Tap // is shown the body (copy.go); nil: nobody
+
 	// What is kept of the request's body (replay.go).
 	chunks    []*chunk
 	kept, fed int             // bytes that are kept, and of these gone to the upstream
@@ -363,7 +365,7 @@ func (x *Exchange) finish(who Side, c Code, cut bool) {
 	x.over = true
 	x.Ended, x.Code = who, c
 	up, down := x.up, x.down
-	x.up, x.down, x.holder = nil, nil, nil
+	x.up, x.down, x.holder, x.tap = nil, nil, nil, nil
 	x.unkeep()
 	if up != nil && !(x.upEnd && x.resEnd) {
 		if c == NoError {
@@ -399,12 +401,18 @@ func (x *Exchange) RequestData(p []byte, end bool) int {
 			x.reqStall = true
 		} else if end { // nothing to offer again: Forward, or feed, sees it
 			x.reqEnd = true
+			if x.tap != nil {
+				x.tap.TapData(nil, true)
+			}
 		}
 		return 0
 	}
 	n := x.up.WriteData(p, end)
 	x.ReqBytes += int64(n)
 	x.went(p[:n])
+	if x.tap != nil {
+		x.tapped(p, n, end)
+	}
 	if n < len(p) {
 		x.reqStall = true
 		return n
@@ -424,6 +432,7 @@ func (x *Exchange) RequestTrailers(f []httpmsg.Field) bool {
 	}
 	switch {
 	case x.holder != nil:
+		x.tapTrailers(f)
 		x.keepTrailers(f)
 		x.reqEnd, x.trailed = true, true
 		x.told(HeldWhole)
@@ -432,6 +441,7 @@ func (x *Exchange) RequestTrailers(f []httpmsg.Field) bool {
 		x.reqStall = true
 		return false
 	}
+	x.tapTrailers(f)
 	x.wentTrailers(f)
 	x.reqEnd, x.upEnd, x.trailed = true, true, true
 	x.up.WriteTrailers(f)

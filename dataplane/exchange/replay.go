@@ -52,7 +52,8 @@ func (x *Exchange) KeepForReplay() {
 // it, are taken from the client before Forward. to is told once when the
 // request is whole or no more is taken, perhaps before Hold returns; it is not
 // told if the exchange ends, or is forwarded, first. What is held goes up
-// first, whoever asked for it. Called by the service while no upstream is attached.
+// first, whoever asked for it. A client that waits for 100 (Continue) gets it, and
+// the request's Expect is gone. Called by the service while no upstream is attached.
 func (x *Exchange) Hold(limit int, to Holder) {
 	if x.over || x.up != nil {
 		return
@@ -61,6 +62,16 @@ func (x *Exchange) Hold(limit int, to Holder) {
 	if x.reqEnd || x.asks { // what asks for a tunnel has no body
 		x.told(HeldWhole)
 		return
+	}
+	if x.Req.Expect { // it is us who want the body; nobody is asked for it a second time (RFC 9110 10.1.1)
+		x.Req.Expect = false
+		x.Req.Del("expect")
+		if x.interim {
+			x.down.WriteHead(&httpmsg.Head{Status: 100}, false)
+			if x.over {
+				return
+			}
+		}
 	}
 	x.reqStall = false
 	x.down.Resume() // it may have been refused before
@@ -113,6 +124,9 @@ func (x *Exchange) told(why Held) {
 func (x *Exchange) hold(p []byte, end bool) int {
 	n := x.store(p[:max(0, min(len(p), x.holdMax-x.kept))], keptMax/chunkSize)
 	x.ReqBytes += int64(n)
+	if x.tap != nil {
+		x.tapped(p, n, end)
+	}
 	switch {
 	case n == len(p):
 		if end {
@@ -220,14 +234,19 @@ func (x *Exchange) begun() {
 // unkeep gives back what is kept of the body.
 func (x *Exchange) unkeep() {
 	for i, c := range x.chunks {
-		x.pool.held--
-		if len(x.pool.chunks) < keepChunks {
-			x.pool.chunks = append(x.pool.chunks, c)
-		}
+		x.pool.giveBack(c)
 		x.chunks[i] = nil
 	}
 	x.chunks = x.chunks[:0]
 	x.kept, x.fed, x.replay = 0, 0, false
+}
+
+// giveBack takes a chunk back.
+func (p *Pool) giveBack(c *chunk) {
+	p.held--
+	if len(p.chunks) < keepChunks {
+		p.chunks = append(p.chunks, c)
+	}
 }
 
 // chunk is a free chunk, or nil if most are in use.

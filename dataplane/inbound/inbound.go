@@ -27,6 +27,7 @@ import (
 	"aether/dataplane/decide"
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
+	"aether/dataplane/extauthz"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
@@ -46,12 +47,13 @@ const (
 	firstLimit   = 15 * time.Second
 )
 
-// Config of the inbound side. All fields are required but Log.
+// Config of the inbound side. All fields are required but those that say what nil is.
 type Config struct {
 	Store    *snapshot.Store
 	Acceptor *meshhop.Acceptor
 	Journal  journal.Observer
-	Log      *slog.Logger // nil: discard
+	Authz    *extauthz.Service // nil: nobody can be asked, and what a filter wants asked is refused
+	Log      *slog.Logger      // nil: discard
 }
 
 // Inbound serves the pods that are added to it.
@@ -109,14 +111,17 @@ type conn struct {
 	snap  *snapshot.Snapshot // of the verdict
 	xfcc  []byte
 	start int64
+	// Addresses of the connection.
+	from, to netip.AddrPort
 }
 
 // reqState is one request's; it stays with its exchange object.
 type reqState struct {
 	v       decide.Verdict
 	version uint64
-	outcome []byte // scratch
-	cause   string // journal.Entry's
+	outcome []byte         // scratch
+	cause   string         // journal.Entry's
+	asked   *extauthz.Call // what the authorization service is asked, or was; nil: nothing
 }
 
 // Accept takes connections of a pod's mesh port.
@@ -155,6 +160,7 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 	}
 	c.flow.Dst = model.OrigDst{AddrPort: netip.AddrPortFrom(netip.IPv4Unspecified(), h.Port)}
 	c.flow.Peer = h.Caller.String()
+	c.from, c.to = addressOf(tc.RemoteAddr()), addressOf(tc.LocalAddr())
 	c.xfcc = []byte(h.XFCC)
 	c.v = decide.Decide(c.snap, &c.flow, 0, nil)
 	if c.v.Action != decide.Deliver {
@@ -264,12 +270,7 @@ func appAddr(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
 }
 
-const (
-	causeNoTunnel = "upgrade-not-supported"
-
-	causeAuthz = "ext-authz-unavailable"
-	textAuthz  = "ext-authz-unavailable: a filter of the service asks the authorization service about this request, and this proxy cannot reach one; nothing passes unasked\n"
-)
+const causeNoTunnel = "upgrade-not-supported"
 
 var (
 	hdrXFCC    = []byte("x-forwarded-client-cert")
@@ -295,16 +296,13 @@ func (in *Inbound) Request(x *exchange.Exchange) {
 		if in.overloaded(x, c, rq) {
 			return
 		}
-		if rq.v.Pipe != nil && rq.v.Pipe.Authz != nil {
-			// Nobody is there to be asked, and unasked nothing is delivered (contract 10.7).
-			rq.cause = causeAuthz
-			rq.v.Action = decide.Refuse // what becomes of it, for the record
-			in.reply(x, rq, 403, textAuthz, "403", "-", causeAuthz)
-			return
-		}
 		x.Req.Del("x-aether-outcome")
 		x.Req.DelLike("x-forwarded-client-cert") // a caller's own, in any spelling that an application may take for ours
 		x.Req.Add(hdrXFCC, c.xfcc)
+		if rq.v.Pipe != nil && rq.v.Pipe.Authz != nil {
+			in.ask(x, c, rq, snap)
+			return
+		}
 		in.deliver(x, c, rq)
 	case decide.Reply, decide.Refuse:
 		in.reply(x, rq, rq.v.Status, rq.v.Text, strconv.Itoa(rq.v.Status), "-", rq.v.Reason.String())
@@ -346,6 +344,7 @@ func (in *Inbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
 	o = append(append(append(o, ";-;"...), x.Req.Method...), ";via_upstream"...)
 	rq.outcome = o
 	h.Set(hdrOutcome, o)
+	rq.asked.Edit(h)
 }
 
 // Failed is exchange.Service.
@@ -377,6 +376,8 @@ func (in *Inbound) Done(x *exchange.Exchange) {
 	c := x.Conn.(*engine.ConnInfo).User.(*conn)
 	rq := x.User.(*reqState)
 	c.info.Loop.Gauges.Inbound.Add(-1)
+	rq.asked.Cancel()
+	rq.asked = nil
 	v := &rq.v
 	if v.Reason == decide.Live || v.Reason == decide.Ready {
 		return // never access-logged (contract 4.11)

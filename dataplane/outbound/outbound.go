@@ -27,6 +27,7 @@ import (
 	"aether/dataplane/decide"
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
+	"aether/dataplane/extauthz"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
@@ -38,12 +39,13 @@ import (
 	"aether/tproxy/socket"
 )
 
-// Config of the outbound side. All fields are required but Log.
+// Config of the outbound side. All fields are required but those that say what nil is.
 type Config struct {
 	Store   *snapshot.Store
 	Dialer  *meshhop.Dialer
 	Journal journal.Observer
-	Log     *slog.Logger // nil: discard
+	Authz   *extauthz.Service // nil: nobody can be asked, and what a filter wants asked is refused
+	Log     *slog.Logger      // nil: discard
 }
 
 // Outbound serves the pods that are added to it.
@@ -52,12 +54,16 @@ type Outbound struct {
 	log   *slog.Logger
 	quiet *telemetry.Quiet
 	loops engine.PerLoop[loopState]
+	now   func() time.Time // the wall clock
 
 	// Relays are the connections that goroutines carry.
 	Relays engine.Relays
 
 	Retries         telemetry.Counter // requests sent once more
 	RetriesOverflow telemetry.Counter // and those that were not, because too many others were
+
+	// Mirrored counts copies of requests by how they ended, in the order of MirrorResults.
+	Mirrored [mirrorResults]telemetry.Counter
 }
 
 // New makes an Outbound.
@@ -65,10 +71,11 @@ func New(cfg Config) *Outbound {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	o := &Outbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil)}
+	o := &Outbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil), now: time.Now}
 	o.loops.Make = func(l *engine.Loop) *loopState {
 		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 		st.pool.Service = o
+		st.mirrored.Service = (*mirrors)(o)
 		return st
 	}
 	return o
@@ -97,6 +104,8 @@ type loopState struct {
 	free []*sniffer
 	// retrying counts requests that are being sent again, by destination.
 	retrying map[string]int
+	mirrored exchange.Pool // of mirrors
+	mirrors  int           // under way
 	end      journal.Entry // scratch: observers copy what they keep
 
 	lastPod *Pod // whose upstreams last is; nil: none
@@ -129,6 +138,10 @@ type reqState struct {
 	cause    string // journal.Entry's
 	outcome  journal.Text
 	reqID    [36]byte
+	mirrors  *mirror        // copies of it, if any
+	copyOf   *mirror        // of a copy: which it is
+	session  session        // where the client's session is (persist.go)
+	asked    *extauthz.Call // what the authorization service is asked, or was; nil: nothing
 
 	// Retries and limits of time (retry.go). The timers are stopped by Done.
 	x                   *exchange.Exchange // while it is served
@@ -205,25 +218,32 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 	rq.grpc = httpmsg.IsGRPC(ct)
 	sent := clean(h) // before rules see it: what only a proxy may say matches nothing, either
 	rq.v = decide.Route(snap, &c.flow, h, c.st.rnd.Uint32(), nil)
-	rq.host, rq.path, rq.origin = h.Authority, h.Path, rq.v.Origin(h)
-	if rq.v.Pipe != nil && rq.v.Pipe.Authz != nil {
-		// Nobody is there to be asked, and unasked nothing goes on (contract 10.7).
-		rq.cause = causeAuthz
-		rq.v.Action = decide.Refuse // what becomes of it, for the record
-		o.reply(x, 403, "", textAuthz, 7)
-		return
+	if m := rq.v.Matched; m != nil && m.Persistence != nil {
+		o.resume(c, rq, h)
 	}
+	rq.host, rq.path, rq.origin = h.Authority, h.Path, rq.v.Origin(h)
 	if (rq.v.Action == decide.Forward || rq.v.Action == decide.Passthrough) && o.overloaded(x, c, rq) {
 		return
 	}
+	if rq.v.Pipe != nil && rq.v.Pipe.Authz != nil { // before anything is answered, too (contract 10.7)
+		o.ask(x, c, rq)
+		return
+	}
+	o.act(x, c, rq, sent)
+}
+
+// act does what the verdict says. sent are the fields that clean took out.
+func (o *Outbound) act(x *exchange.Exchange, c *conn, rq *reqState, sent []httpmsg.Field) {
+	h := &x.Req
 	switch rq.v.Action {
 	case decide.Forward:
 		o.requestID(x, rq)
-		if _, ok := h.Get("x-forwarded-proto"); !ok {
-			h.Add(hdrProto, h.Scheme)
-		}
+		forwardedProto(h)
 		rq.scratch = rq.v.ApplyRequest(h, rq.scratch)
 		o.start(x, c, rq)
+		if rq.v.Pipe != nil && len(rq.v.Pipe.Mirrors) > 0 {
+			o.mirror(x, c, rq)
+		}
 		o.send(x, c, rq, c.st.pick(c.pod, rq))
 	case decide.Passthrough:
 		// Not the mesh's: it goes where it was dialled, in the client's own version.
@@ -242,6 +262,7 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 			var fields [8]httpmsg.Field
 			out.Fields, out.Status = fields[:0], rq.v.Status
 			rq.v.AppendPreflight(&out, h)
+			rq.asked.Edit(&out)
 			x.Reply(&out, nil)
 		default:
 			o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, 2)
@@ -256,12 +277,7 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 	}
 }
 
-const (
-	causeNoTunnel = "upgrade-not-supported"
-
-	causeAuthz = "ext-authz-unavailable"
-	textAuthz  = "ext-authz-unavailable: a filter asks the authorization service about this request, and this proxy cannot reach one; nothing passes unasked\n"
-)
+const causeNoTunnel = "upgrade-not-supported"
 
 // grpcStatus is the grpc-status that a refusal with this status has: UNKNOWN, as
 // upstream's, but PERMISSION_DENIED for policy, which clients act upon.
@@ -281,6 +297,7 @@ func (o *Outbound) redirect(x *exchange.Exchange, c *conn, rq *reqState) {
 	h.Add(hdrLocation, rq.scratch)
 	h.Add(hdrContentType, textPlain)
 	rq.v.ApplyResponse(&h, rq.origin)
+	rq.asked.Edit(&h)
 	x.Reply(&h, []byte(rq.v.Text))
 }
 
@@ -393,6 +410,10 @@ func (o *Outbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
 	}
 	rq.accepted(x, c, h)
 	rq.v.ApplyResponse(h, rq.origin)
+	rq.asked.Edit(h)
+	if m := rq.v.Matched; m != nil && m.Persistence != nil {
+		o.remember(rq, h)
+	}
 }
 
 // Failed is exchange.Service.
@@ -441,6 +462,10 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	c.st.leave(x, rq)
 	c.st.l.Gauges.Outbound.Add(-1)
 	rq.stop(c.st)
+	rq.asked.Cancel()
+	rq.asked = nil
+	rq.mirrors.orphaned()
+	rq.mirrors = nil
 	v := &rq.v
 	if v.Action == 0 {
 		return // never asked: the connection went first
@@ -479,6 +504,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.Version = rq.snap.Version()
 	rq.snap = nil // a request that is over keeps no old world alive
 	rq.next = choice{}
+	rq.session.at = nil
 	rq.v, rq.endpoint, rq.host, rq.path, rq.origin = decide.Verdict{}, nil, nil, nil, nil
 	if e.Classify(); e.Failed() {
 		id, _ := x.Req.Get("x-request-id")

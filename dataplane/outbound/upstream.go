@@ -124,7 +124,7 @@ func (st *loopState) forget(gone func(d *balance.Dest, h *balance.Host) bool) {
 }
 
 // pick chooses an endpoint out of the verdict's, none of those already tried; nil:
-// there is no other. A pinned one is used though it is ejected: it was asked for,
+// there is no other. The first choice is where the client's session is. A pinned one is used though it is ejected: it was asked for,
 // and there is no other to spare it for (decision 014).
 func (st *loopState) pick(p *Pod, rq *reqState) *snapshot.Endpoint {
 	tried := rq.tried[:min(rq.attempt, len(rq.tried))]
@@ -133,6 +133,12 @@ func (st *loopState) pick(p *Pod, rq *reqState) *snapshot.Endpoint {
 			return nil
 		}
 		return e
+	}
+	if e := rq.session.at; e != nil && !slices.Contains(tried, e.Addr) {
+		if d, h := st.hostOf(p, rq, e); h.EjectedFor(st.l.Now()) == 0 {
+			rq.next = choice{d, h}
+			return e
+		}
 	}
 	v := st.of(p).table.View(rq.v.Backend, rq.v.Set)
 	i := v.Pick(st.l.Now(), st.rnd.Uint32(), tried)

@@ -1,6 +1,8 @@
 package snapshot
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"net/netip"
 	"slices"
 	"sort"
@@ -19,6 +21,20 @@ type Endpoint struct {
 	SPIFFEID string            // the identity the hop must meet, exactly (contract 5.3)
 	Priority uint8             // 0 is nearest (contract 5.5)
 	Metadata map[string]string // read only
+	Key      uint64            // EndpointKey
+}
+
+// EndpointKey names an endpoint of a service to those who are sent there again: the same
+// on every node, and no more to be read out of it than out of any hash of the pod's name
+// and address (decision 017).
+func EndpointKey(service model.ServiceName, pod string, addr netip.AddrPort) uint64 {
+	b := make([]byte, 0, 128)
+	b = append(append(b, service.Namespace...), '/')
+	b = append(append(b, service.Name...), 0)
+	b = append(append(b, pod...), 0)
+	b = addr.AppendTo(b)
+	sum := sha256.Sum256(b)
+	return binary.BigEndian.Uint64(sum[:])
 }
 
 // Usable reports whether the endpoint may be picked for new work (contract 5.5).

@@ -373,5 +373,13 @@ func (w *Workload) Port(n uint16) (model.Port, bool) {
 	return model.Port{}, false
 }
 
+// Address is the pod's first address, with port 0; invalid: it has none.
+func (w *Workload) Address() netip.AddrPort {
+	if len(w.IPs) == 0 {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(w.IPs[0], 0)
+}
+
 // Owns reports whether a is an address of the pod.
 func (w *Workload) Owns(a netip.Addr) bool { return slices.Contains(w.IPs, a.Unmap()) }

@@ -147,6 +147,11 @@ var bounds = []bound{
 	{"dataplane/outbound", "maxEndpointSessions", "sessions of a pod to an endpoint, over all its ports", "a port that has a session gets no further one: requests wait for room in it"},
 	{"dataplane/outbound", "sweepAfter", "time", "what balancing remembers is looked through for what can be forgotten"},
 	{"dataplane/outbound", "keepScratch", "bytes a request", "a request's memory for rewritten targets is left to the garbage collector when it is larger"},
+	{"dataplane/outbound", "maxTokens", "tokens of a session", "further cookies, or fields, of that name are not looked at"},
+	{"dataplane/outbound", "maxMirrors", "mirrors under way, a loop", "a further request is not mirrored; counted"},
+	{"dataplane/outbound", "mirrorBehind", "bytes of a request's body", "a mirror that is further behind is dropped; counted"},
+	{"dataplane/outbound", "mirrorAnswer", "bytes of a mirror's answer", "the rest of it is cut"},
+	{"dataplane/outbound", "mirrorWait", "time", "a mirror whose request has gone whole has not been answered whole: it is dropped; counted"},
 	{"dataplane/outbound", "maxRetries", "retries of a request, where its rule does not say", "the last answer, or failure, is the client's"},
 	{"dataplane/outbound", "maxRetrying", "requests of a loop to one destination that are being sent again", "a further one is not sent again"},
 	{"dataplane/outbound", "backoffBase", "time", "the first retry waits at most this long, each further one at most twice as long as the one before"},
@@ -219,8 +224,16 @@ var bounds = []bound{
 	{"dataplane", "identityTime", "time", "a process that takes over waits so long for its pods' certificates, and then serves without those that are late"},
 	{"dataplane", "cgroupShare", "% of the control group's limit of memory", "taken for the limit where neither `--memory-limit` nor GOMEMLIMIT says one"},
 
+	{"dataplane/extauthz", "DefaultTimeout", "time", "a question to the authorization service counts as not answered: the request is refused"},
+	{"dataplane/extauthz", "maxAsked", "questions in flight", "a further request that must be asked about is answered 503 (`overload`)"},
+	{"dataplane/extauthz", "maxPodAsked", "of these, of one pod", "the same, for that pod"},
+	{"dataplane/extauthz", "connectTime", "time", "a connect to the authorization service counts as failed"},
+	{"dataplane/extauthz", "againTime", "time", "between two connects to it, at most"},
+
 	{"dataplane/authz", "MaxFields", "fields of a head that is asked about", "nobody is asked: the request is refused"},
 	{"dataplane/authz", "MaxBody", "bytes of a body in a question", "the rest is not sent, and the question says that the body is partial"},
+	{"dataplane/authz", "MaxAnswer", "bytes of an answer", "it is none: the request is refused"},
+	{"dataplane/authz", "MaxEdits", "changes in an answer", "it is none: the request is refused"},
 
 	{"controlplane/file", "maxConditions", "headers, or parameters, of a match", "the rule is refused, and matches by these alone; reported"},
 	{"controlplane/file", "maxServerNames", "hostnames of a TLSRoute", "the route is refused; reported"},

@@ -53,6 +53,7 @@ var places = []place{
 	{"dataplane/telemetry", 4, "counts and exports; knows no connection"},
 
 	{"dataplane/engine", 5, "drives codecs and exchanges on a loop"},
+	{"dataplane/extauthz", 5, "asks the authorization service while requests are parked"},
 	{"dataplane/relay", 5, "copies bytes between connections"},
 	{"meshhop", 5, "mTLS sessions and their pools"},
 	{"quic", 5, "the QUIC hop"},
@@ -137,6 +138,8 @@ var only = []struct {
 	{"github.com/google/nftables", []string{"tproxy", "cni"}, "the kernel's network is touched in one place"},
 	{"github.com/prometheus", []string{"dataplane/telemetry"}, "everything else counts through a typed interface"},
 	{"github.com/envoyproxy/go-control-plane", nil, "it makes a binary 14 MB bigger: an oracle for tests; dataplane/authz writes Envoy's message itself"},
+	{"google.golang.org/grpc", []string{"dataplane/extauthz", "mtls/spire", "controlplane", "cni"},
+		"gRPC of the proxy's own goes to services beside the traffic; the traffic's is carried by the codecs"},
 	{"github.com/gopacket", []string{"sniff/replay"}, "captures are for tests and tools, not for the proxy"},
 	{"golang.org/x/net/http2/hpack", []string{"dataplane/hpack", "dataplane/http2"}, "an HPACK codec is a codec"},
 	{"golang.org/x/net/http2", nil, "deprecated for net/http: an oracle for tests, never a codec"},
