@@ -42,6 +42,10 @@ test: setup build ## Install, build, and run every test with the race detector (
 	 took() { sort "$$counts" >&2; [ "$${CI:-}" = true ] || echo "make test: $$1 after $$(($$(date +%s) - $(START))) s"; }; \
 	 if go test -race -count=1 -timeout $(TEST_TIMEOUT) ./...; then took passed; else took FAILED; exit 1; fi
 
+.PHONY: checkptr
+checkptr: ## Run the packages that talk to the kernel with their pointers checked (with the race detector they always are)
+	go test -count=1 -gcflags=-d=checkptr ./dataplane/reactor/... ./tproxy/socket/...
+
 .PHONY: mutants
 mutants: ## Break the decision core on purpose, and see each break noticed
 	go test -count=1 -v -timeout $(TEST_TIMEOUT) ./e2e/mutants

@@ -17,6 +17,7 @@
 package exchange
 
 import (
+	"cmp"
 	"strconv"
 
 	"aether/dataplane/httpmsg"
@@ -105,7 +106,8 @@ func (s Side) String() string { return [...]string{"complete", "client", "server
 // for the Service to read.
 type Exchange struct {
 	Req      httpmsg.Head // own copy of the request's head; the service may change it before Forward
-	Status   int          // final status, 0 until known
+	Status   int          // final status, 0 until known; the service may set it in Response, for the record
+	Meant    int          // set by the service before Reply: the Status for the record, where another stands on the wire
 	Attempts int          // upstreams tried
 	ReqBytes int64        // body bytes of the request that were taken from the client
 	ResBytes int64        // body bytes of the response that went down
@@ -120,7 +122,7 @@ type Exchange struct {
 	Gen uint32
 
 	// Cut, set by the service in Response, ends the response as trailers if it
-	// ends without any: cut off by the upstream, or complete. It is for protocols
+	// ends without any: cut off by the upstream or by Abort, or complete. It is for protocols
 	// whose status stands in the trailers, and for clients that understand them.
 	Cut []httpmsg.Field
 
@@ -317,7 +319,7 @@ func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 		x.decline()
 	}
 	x.Local = true
-	x.Status = h.Status
+	x.Status = cmp.Or(x.Meant, h.Status)
 	x.answered, x.holder = true, nil
 	x.begun()
 	h.Length = int64(len(body))
@@ -353,7 +355,7 @@ var contentLength = []byte("content-length")
 func (x *Exchange) Abort(c Code) {
 	if !x.over {
 		x.handled = true
-		x.finish(Proxy, c, true)
+		x.broken(Proxy, c)
 	}
 }
 
@@ -555,7 +557,7 @@ func (x *Exchange) ResponseGone(c Code) {
 	x.reached = x.up != nil
 	x.up = nil
 	if x.answered {
-		x.broken(c)
+		x.broken(Server, c)
 		return
 	}
 	x.handled = false
@@ -580,18 +582,17 @@ func (x *Exchange) unanswered() {
 	x.Reply(&h, nil)
 }
 
-// broken ends a response that the upstream will not end.
-func (x *Exchange) broken(c Code) {
-	if x.Cut == nil {
-		x.finish(Server, c, true)
+// broken ends a response that the upstream will not end, or shall not.
+func (x *Exchange) broken(who Side, c Code) {
+	if x.Cut == nil || !x.answered || x.Local {
+		x.finish(who, c, true)
 		return
 	}
-	x.resEnd = true
 	x.down.WriteTrailers(x.Cut)
 	if !x.reqEnd {
 		x.down.Abort(NoError) // the response is whole: nothing more is wanted of the request
 	}
-	x.finish(Server, c, false)
+	x.finish(who, c, false)
 }
 
 // DownRoom is an event: down has room again after it took less than offered.

@@ -250,6 +250,18 @@ func TestSequences(t *testing.T) {
 				t.Error(x.Ended, x.Code)
 			}
 		}, "resume, head 200 len= end=false, data ab end=false, trailers, abort no-error", "head POST len= end=false"},
+		{"and one that is ended for it", func(s *script, p *exchange.Pool, down, up *tape) {
+			s.request = func(x *exchange.Exchange) { x.Forward(up) }
+			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.Cut = []httpmsg.Field{field("grpc-status", "14")} }
+			down.room = 10
+			x := p.Begin(down, post(0), true, nil, 0)
+			x.Ask()
+			x.ResponseHead(ok, false)
+			x.Abort(exchange.Timeout)
+			if x.Ended != exchange.Proxy || x.Code != exchange.Timeout {
+				t.Error(x.Ended, x.Code)
+			}
+		}, "head 200 len= end=false, trailers", "head POST len= end=true, abort cancel"},
 		{"and one that ends without it", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
 			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.Cut = []httpmsg.Field{field("grpc-status", "14")} }

@@ -13,6 +13,7 @@ type Decoder struct {
 	limit int
 	mark  Marker
 	marks [staticLen + 1]uint8
+	large [256 / 64]uint64 // the marks of a block's fields, if they exceed the limit
 }
 
 // NewDecoder makes a Decoder that refuses blocks whose fields take more than
@@ -29,6 +30,9 @@ func NewDecoder(limit int, mark Marker) *Decoder {
 	}
 	return d
 }
+
+// Marked reports whether a field of the last block, which was ErrTooLarge, had that mark.
+func (d *Decoder) Marked(mark uint8) bool { return d.large[mark>>6]>>(mark&63)&1 != 0 }
 
 // Trim gives back the memory that is not state. Fields handed out are void.
 func (d *Decoder) Trim() {
@@ -108,6 +112,13 @@ func (d *Decoder) Decode(block []byte, out []Field) ([]Field, error) {
 		}
 		// From here only the table matters: nothing refers to the arena, and
 		// the table may move, which bounds both.
+		if tooMuch == nil {
+			d.large = [len(d.large)]uint64{}
+			for i := range out {
+				d.large[out[i].Mark>>6] |= 1 << (out[i].Mark & 63)
+			}
+		}
+		d.large[f.Mark>>6] |= 1 << (f.Mark & 63)
 		tooMuch, out = ErrTooLarge, out[:0]
 		d.arena = d.arena[:0]
 		d.t.compact()

@@ -3,8 +3,10 @@ package http2
 import (
 	"encoding/binary"
 	"errors"
+	"strconv"
 
 	"aether/dataplane/hpack"
+	"aether/dataplane/httpmsg"
 )
 
 const clientPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" // RFC 9113 3.4
@@ -460,8 +462,21 @@ func (c *Conn) request(id uint32, tooLarge, end bool) {
 	}
 	// 431 (RFC 6585 5): the Handler never sees the request.
 	c.stats.TooLarge++
+	grpc := tooLarge && c.dec.Marked(markGRPC)
+	if !tooLarge {
+		for i := range c.fields {
+			grpc = grpc || c.fields[i].Mark == markGRPC
+		}
+	}
 	o := c.beginHead(id)
-	c.out = appendStatus(c.out, c.enc, 431)
+	if grpc { // trailers only, as gRPC clients understand it
+		c.out = appendStatus(c.out, c.enc, 200)
+		c.out = c.enc.Field(c.out, nameType, typeGRPC)
+		c.out = c.enc.Field(c.out, nameGRPCStatus, strconv.AppendInt(nil, int64(httpmsg.GRPCStatus(431)), 10))
+		c.out = c.enc.Field(c.out, nameGRPCMessage, textTooLarge)
+	} else {
+		c.out = appendStatus(c.out, c.enc, 431)
+	}
 	c.out = c.enc.Field(c.out, nameLength, zero)
 	c.endHead(o, true)
 	if !end {

@@ -19,7 +19,8 @@ const (
 	markCookie
 	markLength
 	markExpect
-	markBad // makes its message malformed
+	markGRPC // content-type of gRPC
+	markBad  // makes its message malformed
 )
 
 const (
@@ -29,7 +30,13 @@ const (
 
 var (
 	nameLength = []byte("content-length")
-	zero       = []byte("0")
+	nameType   = []byte("content-type")
+	typeGRPC   = []byte(httpmsg.GRPC)
+
+	nameGRPCStatus  = []byte("grpc-status")
+	nameGRPCMessage = []byte("grpc-message")
+	textTooLarge    = []byte("the request's metadata is too large for the proxy")
+	zero            = []byte("0")
 )
 
 // markField judges a field by itself (RFC 9113 8.2 and 8.3, RFC 9110 5.5). The
@@ -66,6 +73,10 @@ func markField(name, value []byte) uint8 {
 			return markBad
 		}
 		return markLength
+	case "content-type":
+		if httpmsg.IsGRPC(value) {
+			return markGRPC
+		}
 	case "expect":
 		if equalFold(value, "100-continue") {
 			return markExpect

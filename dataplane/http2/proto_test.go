@@ -434,7 +434,7 @@ func TestRequests(t *testing.T) {
 		{fields: []string{"x", "a\r\nb: c"}, want: malformed},
 		{fields: []string{"x", "a\x00"}, want: malformed},
 		{fields: []string{"x", " a"}, want: malformed},
-		{fields: []string{"x", "\ta"}, want: malformed},
+		{fields: []string{"x", "\ta"}, want: malformed}, // case 64
 		{fields: []string{"x", "a "}, want: malformed},
 		{fields: []string{"x", ""}, want: `GET http://a/ len=0 x="" end`},
 		{fields: []string{"x", "a\tb \xff"}, want: `GET http://a/ len=0 x="a\tb \xff" end`},
@@ -479,7 +479,7 @@ func TestRequests(t *testing.T) {
 		{fields: []string{"cookie", "a=1"}, want: `GET http://a/ len=0 cookie="a=1" end`},
 		{fields: []string{"cookie", "a=1", "x", "y", "cookie", "b=2", "cookie", "c=3"}, want: `GET http://a/ len=0 cookie="a=1; b=2; c=3" x="y" end`},
 		{fields: many(100), want: "GET http://a/ len=0 " + strings.TrimSpace(fieldText(fields(many(100)...))) + " end"},
-		{fields: many(101), want: "431"},
+		{fields: many(101), want: "431"}, // case 62
 		{fields: []string{"x", strings.Repeat("v", 16000), "y", strings.Repeat("v", 50000)}, want: "431"},
 	} {
 		kv := tt.fields
@@ -536,6 +536,44 @@ func TestRequests(t *testing.T) {
 		w.sends("HEADERS 1 :status=431 content-length=0 end\nRST_STREAM 1 NO_ERROR")
 		balanced(t, w.c)
 	})
+}
+
+// TestTooLargeOfGRPC: a gRPC client is told in its own way, wherever in the head the field stands that says that it is one.
+func TestTooLargeOfGRPC(t *testing.T) {
+	big := strings.Repeat("v", 200)
+	many := []string{}
+	for i := range 100 {
+		many = append(many, fmt.Sprint("x-", i), "v")
+	}
+	const own, plain = "HEADERS 1 :status=200 content-type=application/grpc grpc-status=8 grpc-message=the request's metadata is too large for the proxy content-length=0 end",
+		"HEADERS 1 :status=431 content-length=0 end"
+	for _, tt := range []struct {
+		name   string
+		limit  int
+		fields []string
+		want   string
+	}{
+		{"before what is too large", 300, []string{"content-type", "application/grpc", "x", big}, own},
+		{"after it", 300, []string{"x", big, "content-type", "application/grpc+proto", "y", "z"}, own},
+		{"is what is too large", 300, []string{"y", big[:150], "content-type", "application/grpc;" + big[:60]}, own},
+		{"of too many", 0, append([]string{"content-type", "application/grpc"}, many...), own},
+		{"gRPC-Web", 300, []string{"content-type", "application/grpc-web", "x", big}, plain},
+		{"of many", 0, append([]string{"content-type", "application/json"}, many...), plain},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWire(t, Config{Server: true, MaxHeader: tt.limit})
+			for id := uint32(1); id <= 5; id += 4 { // a second time all of it comes from the table
+				w.head(id, true, append(postRoot[:8:8], tt.fields...)...)
+				w.want("", "")
+				w.sends(strings.Replace(tt.want, "1", fmt.Sprint(id), 1))
+				w.head(id+2, true, append(postRoot[:8:8], "x", "y")...) // nothing of it is left
+				w.want(fmt.Sprintf("%d head POST http://a/ len=0 x=\"y\" end", id+2), "")
+			}
+			if w.c.Stats().TooLarge != 2 {
+				t.Error("not counted")
+			}
+		})
+	}
 }
 
 // TestResponses: how heads map, and which are malformed.

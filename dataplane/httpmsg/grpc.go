@@ -26,3 +26,25 @@ func GRPCMessage(text string) []byte {
 	}
 	return b
 }
+
+// GRPCStatus is the grpc-status of a local answer that has this HTTP status, by which clients
+// decide what to do: as gRPC maps the statuses of proxies that do not know it
+// (http-grpc-status-mapping.md of gRPC: what is not there is UNKNOWN), and RESOURCE_EXHAUSTED
+// for what is too large, as its libraries say themselves.
+func GRPCStatus(status int) int {
+	switch status {
+	case 400:
+		return 13 // INTERNAL
+	case 401:
+		return 16 // UNAUTHENTICATED
+	case 403:
+		return 7 // PERMISSION_DENIED
+	case 404:
+		return 12 // UNIMPLEMENTED
+	case 413, 431:
+		return 8 // RESOURCE_EXHAUSTED
+	case 429, 502, 503, 504:
+		return 14 // UNAVAILABLE: clients may try again
+	}
+	return 2 // UNKNOWN
+}

@@ -42,15 +42,8 @@ func failureOf(code exchange.Code, cause error, port uint16) failure {
 // grpcReply makes h, with its outcome, the answer to a gRPC call: trailers only, with
 // the status that stands for an HTTP status.
 func grpcReply(h *httpmsg.Head, status int, text string) {
-	code := 2 // UNKNOWN
-	switch status {
-	case 403:
-		code = 7 // PERMISSION_DENIED, which clients act upon
-	case 502, 503, 504:
-		code = 14 // UNAVAILABLE: clients may try again
-	}
 	h.Status = 200
 	h.Add([]byte("content-type"), []byte(httpmsg.GRPC))
-	h.Add([]byte("grpc-status"), strconv.AppendInt(nil, int64(code), 10))
+	h.Add([]byte("grpc-status"), strconv.AppendInt(nil, int64(httpmsg.GRPCStatus(status)), 10))
 	h.Add([]byte("grpc-message"), httpmsg.GRPCMessage(text))
 }

@@ -326,8 +326,8 @@ func (in *Inbound) reply(x *exchange.Exchange, rq *reqState, status int, text, c
 	h.Add(hdrOutcome, rq.outcome)
 	if ct, _ := x.Req.Get("content-type"); httpmsg.IsGRPC(ct) { // contract 5.7: it leaves as HTTP 200
 		grpcReply(&h, status, text)
+		x.Meant = status
 		x.Reply(&h, nil)
-		x.Status = status
 		return
 	}
 	if text != "" {

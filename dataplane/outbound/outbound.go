@@ -265,10 +265,10 @@ func (o *Outbound) act(x *exchange.Exchange, c *conn, rq *reqState, sent []httpm
 			rq.asked.Edit(&out)
 			x.Reply(&out, nil)
 		default:
-			o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, 2)
+			o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, httpmsg.GRPCStatus(rq.v.Status))
 		}
 	case decide.Refuse:
-		o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, grpcStatus(rq.v.Status))
+		o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, httpmsg.GRPCStatus(rq.v.Status))
 	case decide.Await:
 		// Rows are not asked for from here: what waits for them is answered as what has none.
 		o.fail(x, rq, "no-endpoint", strings.TrimSuffix(rq.v.Text, "\n"))
@@ -278,15 +278,6 @@ func (o *Outbound) act(x *exchange.Exchange, c *conn, rq *reqState, sent []httpm
 }
 
 const causeNoTunnel = "upgrade-not-supported"
-
-// grpcStatus is the grpc-status that a refusal with this status has: UNKNOWN, as
-// upstream's, but PERMISSION_DENIED for policy, which clients act upon.
-func grpcStatus(status int) int {
-	if status == 403 {
-		return 7
-	}
-	return 2
-}
 
 // redirect answers with a Location, and with what the rule does to its answers.
 func (o *Outbound) redirect(x *exchange.Exchange, c *conn, rq *reqState) {
@@ -382,8 +373,8 @@ func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, 
 		h.Add(hdrContentType, appGRPC)
 		h.Add(hdrGRPCStatus, strconv.AppendInt(nil, int64(grpc), 10))
 		h.Add(hdrGRPCMessage, httpmsg.GRPCMessage(text))
+		x.Meant = status
 		x.Reply(&h, nil)
-		x.Status = status
 		return
 	}
 	if text != "" {
@@ -406,6 +397,9 @@ func (o *Outbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
 		return
 	}
 	if ok {
+		if m := meant(v); m != 0 && rq.grpc && h.Status == 200 {
+			x.Status = m
+		}
 		h.Del("x-aether-outcome")
 	}
 	rq.accepted(x, c, h)

@@ -81,6 +81,28 @@ func parseOutcome(v, method []byte) (o outcome, ok bool) {
 	return o, true
 }
 
+// meant is the HTTP status that an answer with this outcome has, whatever stands on the
+// wire: what the destination's proxy refuses to a gRPC call leaves it as 200. 0: it does not say.
+func meant(v []byte) int {
+	code, v, _ := bytes.Cut(v, semicolon)
+	short, _, ok := bytes.Cut(v, semicolon)
+	switch {
+	case !ok:
+		return 0
+	case len(code) == 3 && code[0] >= '1' && code[0] <= '9' && digit(code[1]) && digit(code[2]):
+		return int(code[0]-'0')*100 + int(code[1]-'0')*10 + int(code[2]-'0')
+	case len(code) != 1 || code[0] != '0':
+		return 0
+	}
+	switch string(short) {
+	case "UT":
+		return 504
+	case "UPE":
+		return 502
+	}
+	return 503
+}
+
 var (
 	semicolon    = []byte(";")
 	comma        = []byte(",")

@@ -113,6 +113,19 @@ func TestOutcomeRules(t *testing.T) {
 	}
 }
 
+// TestMeant: the record has the status that the destination's proxy means.
+func TestMeant(t *testing.T) {
+	for v, want := range map[string]int{
+		"200;-;POST;via_upstream": 200, "403;-;POST;rbac-denied": 403, "0;UF;POST;upstream_connection_failure": 503,
+		"0;UC;POST;x": 503, "0;UT;POST;response_timeout": 504, "0;UPE;POST;upstream_protocol_error": 502,
+		"": 0, "200": 0, "0": 0, "00;-;x": 0, "2000;-;x;y": 0, "x00;-;x;y": 0,
+	} {
+		if got := meant([]byte(v)); got != want {
+			t.Errorf("%q: %d, want %d", v, got, want)
+		}
+	}
+}
+
 // TestOutcomeRulesAtRandom: the rules once more, as regular expressions over the field's text.
 func TestOutcomeRulesAtRandom(t *testing.T) {
 	const (

@@ -272,12 +272,16 @@ func (t *tryLimit) Fail(error) { (*reqState)(t).fault() }
 // timedOut ends a request that has met a limit of its rule: 504, or a cut where the answer has begun.
 func (o *Outbound) timedOut(x *exchange.Exchange, rq *reqState, cause, field string, rule *snapshot.Rule, limit time.Duration) {
 	rq.cause = cause
+	text := "no answer within " + field + " (" + limit.String() + ") of " + rule.Name + "\n"
 	if x.Answered() {
+		if x.Cut != nil {
+			x.Cut = []httpmsg.Field{{Name: hdrGRPCStatus, Value: []byte("4")}, {Name: hdrGRPCMessage, Value: httpmsg.GRPCMessage(text)}}
+		}
 		x.Abort(exchange.Timeout)
 		return
 	}
 	x.Retire()
-	o.reply(x, 504, "", "no answer within "+field+" ("+limit.String()+") of "+rule.Name+"\n", 4)
+	o.reply(x, 504, "", text, 4)
 }
 
 // cutTrailers end a gRPC response that has no status: clients may try again (case 68).

@@ -2,7 +2,8 @@
 // with a mailbox, a timer wheel and one flush at the end of each iteration.
 //
 //   - What a loop owns (sources, timers, buffers) is touched only on that loop;
-//     Post is the one way in from elsewhere.
+//     Post is the one way in from elsewhere. Built with the race detector, a loop's
+//     methods panic off its thread (owner_race.go).
 //   - An iteration takes events, lets every source read and process, then
 //     flushes everything that became dirty, once.
 //   - Nothing on a loop may block. A panic in a source ends that source alone.
@@ -118,6 +119,7 @@ const (
 // Loop is one epoll instance with its thread. Make it with New, start it with Run.
 type Loop struct {
 	cfg     Config
+	owner   owner
 	ep, efd int
 	evs     [256]unix.EpollEvent
 	tab     []slot // by fd
@@ -220,6 +222,7 @@ func (b *bell) Fail(error) {}
 
 // Register adds fd with its source; mask stays for the fd's life. On the loop only.
 func (l *Loop) Register(fd int, s Source, mask uint32) error {
+	l.owner.check("Register")
 	for len(l.tab) <= fd {
 		l.tab = append(l.tab, make([]slot, max(64, len(l.tab)))...)
 	}
@@ -235,10 +238,14 @@ func (l *Loop) Register(fd int, s Source, mask uint32) error {
 }
 
 // Replace gives a registered fd another source: an event of this very moment goes to the new one.
-func (l *Loop) Replace(fd int, s Source) { l.tab[fd].src = s }
+func (l *Loop) Replace(fd int, s Source) {
+	l.owner.check("Replace")
+	l.tab[fd].src = s
+}
 
 // Forget drops fd's source; the caller closes fd next (which leaves epoll by itself) .
 func (l *Loop) Forget(fd int) {
+	l.owner.check("Forget")
 	if fd >= 0 && fd < len(l.tab) && l.tab[fd].src != nil {
 		l.tab[fd].src = nil
 		l.tab[fd].gen++
@@ -257,30 +264,51 @@ func (l *Loop) Detach(fd int) error {
 
 // Dirty queues f for this iteration's flush, or from an After task for the
 // next one's, which then does not wait. The caller sees to it that f is queued once.
-func (l *Loop) Dirty(f Flusher) { l.dirty = append(l.dirty, f) }
+func (l *Loop) Dirty(f Flusher) {
+	l.owner.check("Dirty")
+	l.dirty = append(l.dirty, f)
+}
 
 // Later queues t for the next iteration, which then does not wait and runs t
 // before it looks at events. The caller sees to it that t is queued once.
-func (l *Loop) Later(t Task) { l.tasks = append(l.tasks, t) }
+func (l *Loop) Later(t Task) {
+	l.owner.check("Later")
+	l.tasks = append(l.tasks, t)
+}
 
 // PutOff tells that the event being delivered was only noted: its source goes on
 // with it later. An iteration looks for further events as long as it has handled
 // fewer than one wait gives, so that a crowd of sources which may do nothing now
 // does not stand before those that may.
-func (l *Loop) PutOff() { l.putOff++ }
+func (l *Loop) PutOff() {
+	l.owner.check("PutOff")
+	l.putOff++
+}
 
 // Do runs t now, as the loop does: a panic is counted and ends t alone.
-func (l *Loop) Do(t Task) { l.task(t) }
+func (l *Loop) Do(t Task) {
+	l.owner.check("Do")
+	l.task(t)
+}
 
 // After runs t once this iteration's flush is over, when no queue holds what
 // the iteration ended: the place to recycle. The caller sees to it that t is queued once.
-func (l *Loop) After(t Task) { l.after = append(l.after, t) }
+func (l *Loop) After(t Task) {
+	l.owner.check("After")
+	l.after = append(l.after, t)
+}
 
 // Now is the time of this iteration in the clock's nanoseconds.
-func (l *Loop) Now() int64 { return l.now }
+func (l *Loop) Now() int64 {
+	l.owner.check("Now")
+	return l.now
+}
 
 // Iteration numbers the running iteration.
-func (l *Loop) Iteration() uint64 { return l.iter }
+func (l *Loop) Iteration() uint64 {
+	l.owner.check("Iteration")
+	return l.iter
+}
 
 // ID is the loop's number.
 func (l *Loop) ID() int { return l.cfg.ID }
@@ -349,6 +377,7 @@ func (l *Loop) Stop() { _ = l.Post(func() { l.stop = true }) }
 // Fail with ErrClosed. Call it once.
 func (l *Loop) Run() {
 	runtime.LockOSThread()
+	l.owner.take()
 	for !l.stop {
 		l.iterate(true)
 	}
@@ -606,6 +635,7 @@ func (l *Loop) Check() {
 // Each calls f with every registered source. On the loop only; f may Forget.
 // A panic in f is counted and ends that call alone.
 func (l *Loop) Each(f func(s Source)) {
+	l.owner.check("Each")
 	for fd := range l.tab {
 		if s := l.tab[fd].src; s != nil && fd != l.efd {
 			l.each(f, s)

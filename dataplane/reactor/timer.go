@@ -47,6 +47,7 @@ func (w *wheel) init(now int64, shift uint8) {
 
 // Arm starts t: task runs after d nanoseconds. Arming a running timer moves it.
 func (l *Loop) Arm(t *Timer, task Task, d int64) {
+	l.owner.check("Arm")
 	at := l.now + d
 	t.task = task
 	if t.armed {
@@ -63,6 +64,7 @@ func (l *Loop) Arm(t *Timer, task Task, d int64) {
 
 // Disarm stops t; its task will not run.
 func (l *Loop) Disarm(t *Timer) {
+	l.owner.check("Disarm")
 	if t.armed {
 		t.wheel.unlink(t)
 		t.armed = false

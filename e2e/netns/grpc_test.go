@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
@@ -63,6 +64,9 @@ var chat = grpc.ServiceDesc{
 	}},
 }
 
+// grpcHealth is what the server of chat says of itself.
+var grpcHealth = health.NewServer()
+
 // serveGRPC serves chat; its connections are young, so that the proxy meets GOAWAY often.
 func serveGRPC(ctx context.Context, s *rig.Space) error {
 	l, err := s.Listen(ctx, "tcp", local(portGRPC))
@@ -71,6 +75,7 @@ func serveGRPC(ctx context.Context, s *rig.Space) error {
 	}
 	g := grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: 20 * time.Millisecond}))
 	g.RegisterService(&chat, nil)
+	healthpb.RegisterHealthServer(g, grpcHealth)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -182,14 +187,48 @@ func TestGRPCConnectionAge(t *testing.T) {
 	t.Logf("%d calls and messages in a second", calls)
 }
 
-// TestGRPCRefused: a refusal of a gRPC request is one that gRPC clients can show (design 9).
+// TestGRPCRefused: a refusal of a gRPC request, by the proxy of either node, is one that gRPC clients
+// can show and act upon (design 9, contract 5.7).
 func TestGRPCRefused(t *testing.T) {
 	t.Parallel()
+	for _, tt := range []struct {
+		name, authority, method string
+		code                    codes.Code
+		message                 string
+	}{
+		{"at the source", appName + ":7777", "/aether.test.Chat/Say", codes.Unknown, "port-not-declared"},
+		{"no such name", "nobody.shop.aether.internal:80", "/aether.test.Chat/Say", codes.Unimplemented, "no mesh service"},
+		{"at the destination", fmt.Sprintf("%s:%d", appName, portNobody), "/aether.test.Chat/Say", codes.Unavailable, "does not listen"},
+		{"the application's own", fmt.Sprintf("%s:%d", appName, portGRPC), "/aether.test.Chat/None", codes.Unimplemented, "unknown method None"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cc := grpcClient(t, w.Pod("job"), proxyPort, tt.authority)
+			err := cc.Invoke(within(t, patience), tt.method, &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckRequest{})
+			if s := status.Convert(err); s.Code() != tt.code || !strings.Contains(s.Message(), tt.message) {
+				t.Errorf("got %v, want %v with %q", err, tt.code, tt.message)
+			}
+		})
+	}
+}
+
+// TestGRPCHealth: what a health probe asks, through capture, the hop and back, and a watch that is told of a change.
+func TestGRPCHealth(t *testing.T) {
+	t.Parallel()
 	ctx := within(t, patience)
-	cc := grpcClient(t, w.Pod("job"), proxyPort, appName+":7777")
-	var head metadata.MD
-	err := cc.Invoke(ctx, "/aether.test.Chat/Say", &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckRequest{}, grpc.Header(&head))
-	if s := status.Convert(err); s.Code() != codes.Unknown || !strings.Contains(s.Message(), "port-not-declared") {
-		t.Errorf("got %v, want code Unknown and the reason", err)
+	c := healthpb.NewHealthClient(grpcClient(t, w.Pod("web"), vip(appVIP, portGRPC), fmt.Sprintf("%s:%d", appName, portGRPC)))
+	if r, err := c.Check(ctx, &healthpb.HealthCheckRequest{}); err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
+		t.Errorf("the server: %v, %v", r, err)
+	}
+	s, err := c.Watch(ctx, &healthpb.HealthCheckRequest{Service: "netns"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []healthpb.HealthCheckResponse_ServingStatus{healthpb.HealthCheckResponse_SERVICE_UNKNOWN, healthpb.HealthCheckResponse_NOT_SERVING} {
+		if i > 0 {
+			grpcHealth.SetServingStatus("netns", want)
+		}
+		if r, err := s.Recv(); err != nil || r.Status != want {
+			t.Fatalf("watched: %v, %v, want %v", r, err, want)
+		}
 	}
 }

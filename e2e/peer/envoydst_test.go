@@ -14,6 +14,8 @@ import (
 
 // Our source, Envoy as destination: it selects no ALPN and stamps no outcome (contract 6.1, 5.7).
 func TestEnvoyDestination(t *testing.T) {
+	_, err := interopTools() // before the clock of the test runs
+	must(t, err)
 	w := newWorld(t)
 	var apps app
 	ports := rig.PodManifest{Ports: "8080,8081=h2,9000=tcp"}
@@ -63,7 +65,7 @@ func TestEnvoyDestination(t *testing.T) {
 			c.large(t, name)
 		})
 	}
-	w.grpcInterop(t, w.a, "10.96.0.10:8081", host("b", 8081), false)
+	w.grpcInterop(t, w.a, "10.96.0.10:8081", fmt.Sprintf("b.%s.%s", namespace, domain), false)
 	t.Run("raw TCP", func(t *testing.T) {
 		w.echoTCP(t, w.a, raw, size)
 		w.echoTCP(t, w.a, raw, 0)

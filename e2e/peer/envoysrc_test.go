@@ -8,6 +8,8 @@ import (
 
 // Envoy as source, our destination, strict and with --envoy-peers (contract 6.2).
 func TestEnvoySource(t *testing.T) {
+	_, err := interopTools() // before the clock of the test runs
+	must(t, err)
 	w := newWorld(t)
 	var apps app
 	b := w.pod(1, "b", rig.PodManifest{Ports: "8080=h1,8081=h2,9000=tcp", Annotations: map[string]string{

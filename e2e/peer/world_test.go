@@ -54,9 +54,6 @@ var proxyBinary = sync.OnceValues(func() (string, error) {
 var built string
 
 func TestMain(m *testing.M) {
-	if name := os.Getenv(interopEnv); name != "" {
-		interopClient(name) // this process is a client; it does not come back
-	}
 	os.Exit(func() int {
 		os.Setenv("GORACE", "atexit_sleep_ms=0") // or every process with the race detector ends a second late
 		var err error
