@@ -317,7 +317,11 @@ rule match=prefix:/cors use=one cors=https://a.example
 				if q.Source.Principal != "spiffe://td/ns/shop/sa/web" || q.Destination.Principal == "" || q.ContextExtensions["side"] != "in" || !strings.Contains(q.Request.Http.Headers["x-forwarded-client-cert"], "spiffe://td/ns/shop/sa/web") {
 					t.Errorf("asked about %v", q)
 				}
-				if q.Source.Address.GetSocketAddress().GetAddress() != "127.0.0.1" {
+				from := "127.0.0.1" // of the hop's connection
+				if inProcess {
+					from = "127.1.0.9" // of the pod
+				}
+				if q.Source.Address.GetSocketAddress().GetAddress() != from {
 					t.Errorf("from %v", q.Source)
 				}
 			} else if m := q.MetadataContext.FilterMetadata["aether.source"].GetFields(); m["pod"].GetStringValue() == "" || m["namespace"].GetStringValue() != "shop" {

@@ -238,7 +238,7 @@ func TestCuts(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d requests: %d answered 200, %d otherwise, %d answers broke off; %d seen more than once, %d of them not idempotent; %d of %d hops broke",
 		next.Load(), good.Load(), failed.Load(), cut.Load(), twice.Load(), twiceUnsafe.Load(), broken.Load(), wires.Load())
-	if n := int64(*cuts); !t.Failed() && n >= 1000 && (twice.Load() < n/10 || twiceUnsafe.Load() < n/50 || good.Load() < n/4 || failed.Load() < n/20 || broken.Load() < n/50) {
+	if n := int64(*cuts); !t.Failed() && n >= 1000 && (twice.Load() < n/10 || twiceUnsafe.Load() < n/50 || good.Load() < n/4 || failed.Load() < n/20 || broken.Load() < n/50 && !inProcess) {
 		t.Error("too little of what this test is about has happened")
 	}
 }

@@ -84,6 +84,7 @@ type Node struct {
 	news     chan struct{} // of one: the state or an identity changed
 
 	socks sync.Map // container → *sockets: what a dial needs, without the lock that Apply holds
+	near  sync.Map // container → *inbound.Neighbour, likewise
 }
 
 // pod is a workload that is served.
@@ -123,7 +124,7 @@ func New(cfg Config) (*Node, error) {
 	if n.authz, err = extauthz.New(extauthz.Config{Target: cfg.Authz, Log: cfg.Log}); err != nil {
 		return nil, err
 	}
-	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log})
+	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log, Neighbour: n.neighbour})
 	n.in = inbound.New(inbound.Config{Store: &n.store, Acceptor: n.acceptor, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log})
 	return n, nil
 }
@@ -377,6 +378,7 @@ func (n *Node) addLocked(w *model.Workload) (_ *pod, err error) {
 		})},
 	}
 	n.socks.Store(container, p.socks)
+	n.near.Store(container, n.in.Neighbour(ip))
 	p.listen = func() error {
 		err := errors.Join(
 			p.engine.Listen(set.Capture, n.out.AcceptCaptured(op)),
@@ -407,6 +409,7 @@ func (n *Node) serves(container string, port uint16) bool {
 func (n *Node) dropLocked(p *pod) {
 	delete(n.pods, p.w.ContainerID)
 	n.socks.Delete(p.w.ContainerID)
+	n.near.Delete(p.w.ContainerID)
 	if p.captured && !n.gone && !n.frozen { // first: what is dialled from now on is not to meet a closed listener
 		if err := apply.Remove(p.ns); err != nil && p.ns.Check() == nil {
 			n.log.Warn("capture rules stay behind", "pod", p.w.Namespace+"/"+p.w.Name, "err", err)
@@ -421,6 +424,15 @@ func (n *Node) dropLocked(p *pod) {
 	p.socks.pool.Close()
 	p.ns.Close()
 	n.log.Info("pod no longer served", "pod", p.w.Namespace+"/"+p.w.Name)
+}
+
+// neighbour is outbound.Config.Neighbour.
+func (n *Node) neighbour(container string) outbound.Neighbour {
+	v, ok := n.near.Load(container)
+	if !ok {
+		return nil
+	}
+	return v.(*inbound.Neighbour)
 }
 
 // connect is meshhop.Dialer.Sockets.

@@ -19,6 +19,7 @@ import (
 	"aether/dataplane/engine"
 	"aether/dataplane/inbound"
 	"aether/dataplane/journal"
+	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
 	"aether/dataplane/outbound"
 	"aether/dataplane/snapshot"
@@ -66,7 +67,7 @@ func (o *told) Ended(e *journal.Entry) {
 // town is both sides of a hop in one process: pods with real listeners, real
 // certificates, and a mesh written down in text.
 type town struct {
-	t       *testing.T
+	t       testing.TB
 	engine  *engine.Engine
 	ctx     context.Context
 	ca      *devca.CA
@@ -80,7 +81,9 @@ type town struct {
 	hops  map[netip.Addr]string    // where the inbound listener of the pod with that address is
 	outs  map[string]*outbound.Pod // by container
 
-	inbounds map[string]*inbound.Pod // by container; of the test's goroutine
+	inbounds map[string]*inbound.Pod // by container
+	ips      map[string]netip.Addr   // by container
+	near     bool                    // sameNode: inProcess; what apply makes of the mesh
 
 	// sockets, if not nil, makes the sockets that a pod's inbound side delivers with.
 	sockets func(container string) engine.Sockets
@@ -88,15 +91,15 @@ type town struct {
 	wire func(c *net.TCPConn) *net.TCPConn
 }
 
-func newTown(t *testing.T, with ...func(*outbound.Config, *inbound.Config)) *town {
+func newTown(t testing.TB, with ...func(*outbound.Config, *inbound.Config)) *town {
 	t.Helper()
 	return newTownOn(t, engine.Config{}, with...)
 }
 
 // newTownOn is newTown on an engine with that configuration.
-func newTownOn(t *testing.T, cfg engine.Config, with ...func(*outbound.Config, *inbound.Config)) *town {
+func newTownOn(t testing.TB, cfg engine.Config, with ...func(*outbound.Config, *inbound.Config)) *town {
 	t.Helper()
-	w := &town{t: t, journal: &told{make(chan journal.Entry, 1024)}, svids: map[string]*mtls.SVID{}, hops: map[netip.Addr]string{}, outs: map[string]*outbound.Pod{}, inbounds: map[string]*inbound.Pod{}}
+	w := &town{t: t, journal: &told{make(chan journal.Entry, 1024)}, svids: map[string]*mtls.SVID{}, hops: map[netip.Addr]string{}, outs: map[string]*outbound.Pod{}, inbounds: map[string]*inbound.Pod{}, ips: map[string]netip.Addr{}, near: inProcess}
 	var err error
 	if w.ca, err = devca.Open(t.TempDir(), "td", time.Now); err != nil {
 		t.Fatal(err)
@@ -117,7 +120,7 @@ func newTownOn(t *testing.T, cfg engine.Config, with ...func(*outbound.Config, *
 			}
 		}
 	})
-	out := outbound.Config{Store: &w.store, Journal: w.journal, Dialer: &meshhop.Dialer{
+	out := outbound.Config{Store: &w.store, Journal: w.journal, Neighbour: w.neighbour, Dialer: &meshhop.Dialer{
 		Sockets: func(ctx context.Context, _ string, addr netip.AddrPort) (*net.TCPConn, error) {
 			w.mu.Lock()
 			to := w.hops[addr.Addr()]
@@ -139,6 +142,17 @@ func newTownOn(t *testing.T, cfg engine.Config, with ...func(*outbound.Config, *
 	}
 	w.out, w.in = outbound.New(out), inbound.New(in)
 	return w
+}
+
+func (w *town) neighbour(container string) outbound.Neighbour {
+	w.mu.Lock()
+	p := w.inbounds[container]
+	w.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	neighbours.Add(1)
+	return w.in.Neighbour(p)
 }
 
 func (w *town) svid(container string) *mtls.SVID {
@@ -194,9 +208,9 @@ func (w *town) pod(container, account, identity, ip string) *outbound.Pod {
 			Pod: container, SVID: func() *mtls.SVID { return w.svid(container) }, Serves: func(uint16) bool { return true },
 		})},
 	}
-	w.inbounds[container] = ip4
 	at := w.listen(e, "127.0.0.1:0", w.in.Accept(ip4))
 	w.mu.Lock()
+	w.inbounds[container], w.ips[container] = ip4, netip.MustParseAddr(ip)
 	w.hops[netip.MustParseAddr(ip)] = at
 	w.mu.Unlock()
 	return &outbound.Pod{Context: w.ctx, Engine: e, Container: container, Namespace: "shop", Account: account, ID: id, Sockets: here{}}
@@ -205,7 +219,19 @@ func (w *town) pod(container, account, identity, ip string) *outbound.Pod {
 // apply makes text the mesh.
 func (w *town) apply(text string) {
 	w.t.Helper()
-	s, problems := compile.Compile(modeltest.Mesh(w.t, text))
+	m := modeltest.Mesh(w.t, text)
+	if w.near {
+		m.SameNode = model.InProcess
+	}
+	w.mu.Lock()
+	for i := range m.Workloads { // all of them are this node's
+		p := &m.Workloads[i]
+		if at, ok := w.ips[p.ContainerID]; ok {
+			p.IPs, p.SPIFFEID = []netip.Addr{at}, w.inbounds[p.ContainerID].ID.String()
+		}
+	}
+	w.mu.Unlock()
+	s, problems := compile.Compile(m)
 	if len(problems) > 0 {
 		w.t.Fatal(problems)
 	}

@@ -56,12 +56,9 @@ func (s *Session) Record() record.Conn { return s.stream.Flip() }
 // Dial has returned: its refusal is an error of the first Read.
 func (d *Dialer) Dial(ctx context.Context, k Key) (*Session, error) {
 	fail := func(err error) (*Session, error) { return nil, fmt.Errorf("meshhop: dial %s: %w", k, err) }
-	svid := d.SVID(k.Pod)
-	if svid == nil {
-		return fail(&mtls.NoCertificate{Pod: k.Pod})
-	}
-	if svid.ID != k.Source {
-		return fail(&mtls.WrongPeer{Want: k.Source, Got: svid.ID})
+	svid, err := d.own(k)
+	if err != nil {
+		return fail(err)
 	}
 	c := mtls.Client{SVID: svid, SNI: k.SNI, Pin: k.Pin, Now: d.Now}
 	switch k.Proto {
@@ -94,6 +91,18 @@ func (d *Dialer) Dial(ctx context.Context, k Key) (*Session, error) {
 		Key: k, Conn: conn, ALPN: cs.NegotiatedProtocol, Peer: cs.PeerCertificates[0],
 		NotAfter: earlier(svid.NotAfter, chainEnd(&cs)), stream: stream,
 	}, nil
+}
+
+// own is the certificate to dial with.
+func (d *Dialer) own(k Key) (*mtls.SVID, error) {
+	svid := d.SVID(k.Pod)
+	if svid == nil {
+		return nil, &mtls.NoCertificate{Pod: k.Pod}
+	}
+	if svid.ID != k.Source {
+		return nil, &mtls.WrongPeer{Want: k.Source, Got: svid.ID}
+	}
+	return svid, nil
 }
 
 func (d *Dialer) connect(ctx context.Context, k Key) (*net.TCPConn, error) {

@@ -62,6 +62,12 @@ func ReasonOf(err error) Reason {
 		busy    *Busy
 		connect *Connect
 	)
+	if no, ok := errors.AsType[*Declined](err); ok {
+		if errors.As(no.Err, &sni) {
+			return ReasonUnknownSNI
+		}
+		return ReasonRemote
+	}
 	switch {
 	case err == nil:
 		return ReasonNone

@@ -23,6 +23,7 @@ import (
 type Index struct {
 	domain, region, zone string
 	semantics            model.Semantics
+	sameNode             model.SameNode
 	services             map[model.ServiceName]*service
 	order                []*service // all of services by name, once sorted
 	sorted               bool
@@ -87,7 +88,7 @@ func (o owners) other(than *service) *service {
 func NewIndex(m *model.Mesh) *Index {
 	n := max(len(m.Services), len(m.Endpoints)/4)
 	x := &Index{
-		region: m.Region, zone: m.Zone, semantics: m.Semantics, whole: true,
+		region: m.Region, zone: m.Zone, semantics: m.Semantics, sameNode: m.SameNode, whole: true,
 		services: make(map[model.ServiceName]*service, n), owners: make(map[netip.Addr]owners, len(m.Services)),
 		order: make([]*service, 0, n), touched: make([]*service, 0, n), backends: make([]*snapshot.Backend, 0, 2*n),
 		routes: map[routeKey][]*route{}, users: map[model.ServiceName][]*route{}, filters: map[model.ServiceName][]*httpFilter{},
@@ -505,7 +506,7 @@ func (x *Index) publish() {
 func (x *Index) remake(backends []*snapshot.Backend, table *snapshot.EndpointTable) {
 	x.sort()
 	t := snapshot.Tables{
-		Domain: x.domain, Semantics: x.semantics, Services: make([]*snapshot.Service, 0, len(x.order)),
+		Domain: x.domain, Semantics: x.semantics, SameNode: x.sameNode, Services: make([]*snapshot.Service, 0, len(x.order)),
 		Addresses: make(map[netip.Addr]*snapshot.Service, len(x.owners)), Backends: backends, Endpoints: table,
 	}
 	keys := map[string]struct{}{}

@@ -122,6 +122,7 @@ type meshConfig struct {
 
 type meshConfigSpec struct {
 	RouteSemantics *string    `json:"routeSemantics"`
+	SameNode       *string    `json:"sameNode"`
 	Proxy          *meshProxy `json:"proxy"`
 }
 

@@ -44,10 +44,17 @@ func Dump(m *model.Mesh) []byte {
 	for _, f := range slices.SortedStableFunc(slices.Values(m.Filters), compareFilters) {
 		d.filter(&f)
 	}
+	var mesh fields
 	if m.Semantics != model.Aether {
+		mesh = append(mesh, field{"routeSemantics", m.Semantics.String()})
+	}
+	if m.SameNode != model.MTLS {
+		mesh = append(mesh, field{"sameNode", m.SameNode.String()})
+	}
+	if mesh != nil {
 		d.object(fields{
 			{"apiVersion", configGroup + "/v1"}, {"kind", "MeshConfig"}, meta(meshNamespace, meshName, nil, nil),
-			{"spec", fields{{"routeSemantics", m.Semantics.String()}}},
+			{"spec", mesh},
 		})
 	}
 	return d.b.Bytes()

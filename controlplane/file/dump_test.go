@@ -148,6 +148,7 @@ func (g *generator) mesh() *model.Mesh {
 		m.Filters = append(m.Filters, g.httpFilter())
 	}
 	m.Semantics = oneOf(g, model.Aether, model.GatewayAPI)
+	m.SameNode = oneOf(g, model.MTLS, model.InProcess)
 	seen := map[model.ServiceName]bool{}
 	for range g.IntN(4) {
 		if s := g.service(); !seen[s] {

@@ -418,6 +418,7 @@ const (
 type meshFacts struct {
 	object    string
 	semantics model.Semantics
+	sameNode  model.SameNode
 	refused   bool
 }
 
@@ -438,6 +439,15 @@ func (r *reader) meshConfig(o object) {
 			bad(spec("routeSemantics"), "spec.routeSemantics %.100q does not exist: write %s or %s", *s, model.Aether, model.GatewayAPI)
 		}
 	}
+	if s := m.Spec.SameNode; s != nil {
+		switch *s {
+		case model.MTLS.String():
+		case model.InProcess.String():
+			f.sameNode = model.InProcess
+		default:
+			bad(spec("sameNode"), "spec.sameNode %.100q does not exist: write %s or %s", *s, model.MTLS, model.InProcess)
+		}
+	}
 	if p := m.Spec.Proxy; p != nil {
 		rate := func(name string, v *float64, max float64) {
 			if v != nil && !(*v >= 0 && *v <= max) {
@@ -456,8 +466,8 @@ func (r *reader) meshConfig(o object) {
 			}
 		}
 	}
-	if f.refused = r.refuse(o, flaws, "the object is not in force, and routeSemantics is Aether where it would be"); f.refused {
-		f.semantics = model.Aether
+	if f.refused = r.refuse(o, flaws, "the object is not in force, and where it would be routeSemantics is Aether and sameNode mTLS"); f.refused {
+		f.semantics, f.sameNode = model.Aether, model.MTLS
 	}
 	r.add(o, item{mesh: f})
 }
@@ -484,7 +494,7 @@ func (b *builder) meshConfig(items []item) {
 		}
 		return strings.Compare(x.mesh.object, y.mesh.object)
 	})
-	b.mesh.Semantics = first.mesh.semantics
+	b.mesh.Semantics, b.mesh.SameNode = first.mesh.semantics, first.mesh.sameNode
 	for _, it := range all {
 		if it.mesh != first.mesh {
 			b.report(it, it.line, "is not in force: %s at %s is the mesh's; remove this one, or that", first.object, place(first.file, first.line))

@@ -23,6 +23,9 @@ func render(m *model.Mesh) string {
 	if m.Semantics != model.Aether {
 		line("semantics %d", m.Semantics)
 	}
+	if m.SameNode != model.MTLS {
+		line("sameNode %d", m.SameNode)
+	}
 	ports := func(ps []model.Port) string {
 		var s []string
 		for _, p := range ps {

@@ -379,9 +379,29 @@ func Explain(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head) (Verdict, *Tr
 	if v.Action == Serve || v.Action == Deliver && v.Class == model.HTTP {
 		t.add("verdict for the connection: %s", v)
 		v = Route(s, f, r, 0, t)
+		if v.Action == Forward {
+			t.near(s, &v)
+		}
 	}
 	t.add("verdict: %s", v)
 	return v, t
+}
+
+// near tells which of the endpoints that a request may go to are met in process.
+func (t *Trace) near(s *snapshot.Snapshot, v *Verdict) {
+	all := []*snapshot.Endpoint{v.Pinned}
+	if v.Pinned == nil {
+		all = v.Set.All()
+	}
+	var here []string
+	for _, e := range all {
+		if w := s.Near(e); w != nil {
+			here = append(here, w.Pod+" ("+e.Addr.Addr().String()+")")
+		}
+	}
+	if len(here) > 0 {
+		t.add("in process, not over mTLS (sameNode inProcess): %s of this node", strings.Join(here, ", "))
+	}
 }
 
 func captureText(pod *snapshot.Workload) string {

@@ -47,6 +47,8 @@ const (
 	maxWaiters  = 1024            // requests that wait for one hop, or one HTTP/2 application
 	maxSessions = 4               // hop sessions a key (design 4.7)
 	maxDrains   = 64              // answers a session throws away while they come
+	pairHigh    = 64 << 10        // bytes of a request's body on the way in process before its source is stopped
+	keepPairs   = 1024            // free pairs a loop keeps
 	maxAppH2    = 32              // connections to one port of an HTTP/2 application
 	maxIdleApp  = 256             // idle connections to one port of one application
 	lingerBytes = 64 << 20
@@ -134,7 +136,7 @@ func (e *Engine) addLoop() (*Loop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine: loop %d: %w", id, err)
 	}
-	l := &Loop{Loop: rl, eng: e, scale: 100, level: e.over.level, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}, draining: e.draining}
+	l := &Loop{Loop: rl, eng: e, scale: 100, level: e.over.level, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}, nears: map[*Near]struct{}{}, draining: e.draining}
 	e.loops = append(e.loops, l)
 	if e.over.scale > 0 {
 		l.scale = int64(e.over.scale)
@@ -256,6 +258,9 @@ type Loop struct {
 
 	hops map[*Hop]struct{}
 	apps map[appKey]*appPool
+
+	nears map[*Near]struct{}
+	pairs []*pair // free
 
 	draining bool // the process is leaving: clients' connections are to end
 
@@ -467,6 +472,11 @@ func (l *Loop) dropPod(p *Pod) {
 	for h := range l.hops {
 		if h.pod == p {
 			h.shut(errPodGone, exchange.Closed) // nothing is to be tried again for it
+		}
+	}
+	for n := range l.nears {
+		if n.from == p || n.to == p {
+			n.shut(errPodGone, exchange.Closed)
 		}
 	}
 	for k, a := range l.apps {

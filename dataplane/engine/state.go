@@ -256,7 +256,8 @@ type SessionState struct {
 	Port     uint16         `json:"port"` // of the service, and the server name
 	Peer     string         `json:"peer"` // the endpoint's SPIFFE ID, which it must show
 	// State: connect (being dialled), ready, full (takes no more streams now), or drain
-	// (takes none any more: by GOAWAY, by age, or because its certificates end).
+	// (takes none any more: by GOAWAY, by age, or because its certificates end); or
+	// in-process: the endpoint is of this node, and there is no session (decision 018).
 	State    string    `json:"state"`
 	Streams  int       `json:"streams"` // under way
 	Requests uint64    `json:"requests"`

@@ -143,27 +143,18 @@ func (in *Inbound) Accept(p *Pod) engine.Accept {
 
 // serve shakes hands and hands the connection on; it runs in its own goroutine.
 func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
-	c := &conn{in: in, pod: p, start: start}
-	c.flow = model.Flow{Namespace: p.Namespace, Workload: p.Account, Container: p.Container, Dir: model.Inbound}
-	c.snap = in.cfg.Store.Load()
+	c := in.newConn(p, start)
 	h, err := in.cfg.Acceptor.Accept(p.Context, p.Local, tc)
 	if err != nil {
-		kind := meshhop.ReasonOf(err)
 		from := "unknown" // whoever has gone before we looked has no address any more
 		if a := tc.RemoteAddr(); a != nil {
 			from, _, _ = net.SplitHostPort(a.String())
 		}
-		in.quiet.Warn(string(kind)+" "+p.Container+" "+from, "inbound hop refused", "pod", p.Container, "from", from, "reason", string(kind), "err", err)
-		c.v = decide.Verdict{Action: decide.Refuse, Reason: decide.NoVerdict}
-		c.record(0, 0, "client", string(kind))
+		c.declined(from, err)
 		return
 	}
-	c.flow.Dst = model.OrigDst{AddrPort: netip.AddrPortFrom(netip.IPv4Unspecified(), h.Port)}
-	c.flow.Peer = h.Caller.String()
 	c.from, c.to = addressOf(tc.RemoteAddr()), addressOf(tc.LocalAddr())
-	c.xfcc = []byte(h.XFCC)
-	c.v = decide.Decide(c.snap, &c.flow, 0, nil)
-	if c.v.Action != decide.Deliver {
+	if !c.admit(h.Port, h.Caller, h.XFCC) {
 		_ = tc.SetLinger(0)
 		tc.Close()
 		c.record(0, 0, "proxy", "")
@@ -189,14 +180,11 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 		return
 	}
 	home := p.Engine.Home()
-	c.st = in.loops.Get(home)
-	c.info = engine.ConnInfo{Pod: p.Engine, Loop: home, Pool: &c.st.pool, User: c, OnRefused: refused}
-	c.flow.Sniff = model.SniffHTTP11
 	serve := home.ServeHTTP1
 	if h2 {
-		c.flow.Sniff = model.SniffH2C
 		serve = home.ServeHTTP2
 	}
+	c.serves(home, h2)
 	err = home.Post(func() {
 		if err := serve(fd, rec, &c.info, first); err != nil {
 			in.log.Error("cannot serve an inbound connection", "pod", p.Container, "err", err)
@@ -205,6 +193,40 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 	})
 	if err != nil {
 		unix.Close(fd)
+	}
+}
+
+// newConn is a connection of which nothing is known yet.
+func (in *Inbound) newConn(p *Pod, start int64) *conn {
+	c := &conn{in: in, pod: p, start: start, snap: in.cfg.Store.Load()}
+	c.flow = model.Flow{Namespace: p.Namespace, Workload: p.Account, Container: p.Container, Dir: model.Inbound}
+	return c
+}
+
+// declined tells of a caller who was not verified.
+func (c *conn) declined(from string, err error) {
+	kind, pod := meshhop.ReasonOf(err), c.pod.Container
+	c.in.quiet.Warn(string(kind)+" "+pod+" "+from, "inbound hop refused", "pod", pod, "from", from, "reason", string(kind), "err", err)
+	c.v = decide.Verdict{Action: decide.Refuse, Reason: decide.NoVerdict}
+	c.record(0, 0, "client", string(kind))
+}
+
+// admit takes what was verified of the caller, and decides; false: nothing is delivered for him.
+func (c *conn) admit(port uint16, caller spiffeid.ID, xfcc string) bool {
+	c.flow.Dst = model.OrigDst{AddrPort: netip.AddrPortFrom(netip.IPv4Unspecified(), port)}
+	c.flow.Peer = caller.String()
+	c.xfcc = []byte(xfcc)
+	c.v = decide.Decide(c.snap, &c.flow, 0, nil)
+	return c.v.Action == decide.Deliver
+}
+
+// serves makes it a connection that l serves.
+func (c *conn) serves(l *engine.Loop, h2 bool) {
+	c.st = c.in.loops.Get(l)
+	c.info = engine.ConnInfo{Pod: c.pod.Engine, Loop: l, Pool: &c.st.pool, User: c, OnRefused: refused}
+	c.flow.Sniff = model.SniffHTTP11
+	if h2 {
+		c.flow.Sniff = model.SniffH2C
 	}
 }
 

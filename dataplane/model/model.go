@@ -433,6 +433,17 @@ const (
 	GatewayAPI
 )
 
+// SameNode is how pods of one node reach each other (design 9, sameNode).
+type SameNode uint8
+
+// The ways. The zero value is the record's.
+const (
+	// MTLS: over the hop, as pods of other nodes.
+	MTLS SameNode = iota
+	// InProcess: HTTP requests stay in the proxy's memory (decision 018).
+	InProcess
+)
+
 // Mesh is everything a snapshot is compiled from. Order of the slices means nothing.
 type Mesh struct {
 	Domain      string // mesh domain: aether.internal
@@ -446,6 +457,7 @@ type Mesh struct {
 	Routes      []Route
 	Filters     []HTTPFilter
 	Semantics   Semantics
+	SameNode    SameNode
 
 	// Catalog are names that exist in the mesh and whose rows are not on this node
 	// yet: a request for one waits for them (contract 4.6). A name that has rows or

@@ -18,6 +18,7 @@ var (
 	dirNames    = [...]string{"invalid", "captured", "proxy", "inbound"}
 	routeNames  = [...]string{"route", "GRPCRoute", "HTTPRoute", "TLSRoute", "TCPRoute"}
 	meanNames   = [...]string{"Aether", "GatewayAPI"}
+	nearNames   = [...]string{"mTLS", "inProcess"}
 )
 
 func nameOf(names []string, i uint8) string {
@@ -38,6 +39,9 @@ func (k RouteKind) String() string { return nameOf(routeNames[:], uint8(k)) }
 
 // String is "Aether" or "GatewayAPI".
 func (s Semantics) String() string { return nameOf(meanNames[:], uint8(s)) }
+
+// String is "mTLS" or "inProcess".
+func (s SameNode) String() string { return nameOf(nearNames[:], uint8(s)) }
 
 // String is the health's name in lower case.
 func (h Health) String() string { return nameOf(healthNames[:], uint8(h)) }

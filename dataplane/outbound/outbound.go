@@ -46,6 +46,22 @@ type Config struct {
 	Journal journal.Observer
 	Authz   *extauthz.Service // nil: nobody can be asked, and what a filter wants asked is refused
 	Log     *slog.Logger      // nil: discard
+
+	// Neighbour is the destination's side of a pod of this node, by container; nil: it is not
+	// served here, and the hop is taken. Any goroutine. nil: none ever is.
+	Neighbour func(container string) Neighbour
+}
+
+// Neighbour is a pod of this process as a destination.
+type Neighbour interface {
+	// Engine is the pod's; Local what it would shake hands as.
+	Engine() *engine.Pod
+	Local() *meshhop.Local
+	// Admit takes a source that has been verified, as an accepted hop would be taken;
+	// its requests are served on l. nil: the destination refuses it. Any goroutine.
+	Admit(l *engine.Loop, m *meshhop.Met) *engine.ConnInfo
+	// Declined tells of a source that was not who it has to be. Any goroutine.
+	Declined(err error)
 }
 
 // Outbound serves the pods that are added to it.

@@ -33,6 +33,7 @@ type upstreams struct {
 	table  balance.Table
 	groups map[netip.AddrPort]*engine.HopGroup // by endpoint
 	raw    map[*rawConn]struct{}
+	nears  int // endpoints of this node that have been met in process
 }
 
 // target is what stands behind a balance.Host: its User.
@@ -45,12 +46,22 @@ type hopKey struct {
 	addr netip.AddrPort
 	port uint16
 	pin  string
+	near string // container of a pod of this node that is met in process; "": the hop is taken
+}
+
+// hop carries requests to an endpoint: engine.Hop, or in process engine.Near.
+type hop interface {
+	Send(*exchange.Exchange)
+	Open() int
+	Close(cause error)
+	Sessions(wall time.Time, f func(engine.SessionState))
 }
 
 type hopState struct {
-	hop  *engine.Hop
+	hop  hop
 	pin  string
-	gone bool // closed, or out of sessions: the next request makes another
+	near string // as in hopKey
+	gone bool   // closed, or out of sessions: the next request makes another
 }
 
 // attempt is a request, or a connection, that is with an endpoint, or was.
@@ -114,10 +125,11 @@ func (s *sweeper) Fail(error) {
 
 // forget drops what is idle, and hosts that gone reports.
 func (st *loopState) forget(gone func(d *balance.Dest, h *balance.Host) bool) {
+	st.forgetNear()
 	st.lastPod, st.last = nil, nil
 	for p, u := range st.pods {
 		u.table.Sweep(st.l.Now(), gone)
-		if p.Context.Err() != nil || u.table.Empty() && len(u.groups) == 0 && len(u.raw) == 0 {
+		if p.Context.Err() != nil || u.table.Empty() && len(u.groups) == 0 && len(u.raw) == 0 && u.nears == 0 {
 			delete(st.pods, p)
 		}
 	}
@@ -171,7 +183,7 @@ func (o *Outbound) send(x *exchange.Exchange, c *conn, rq *reqState, e *snapshot
 		o.fail(x, rq, causeOverflow, textOverflow(rq.v.Backend))
 		return
 	}
-	h, err := st.hopFor(c.pod, rq.v.Backend, e, host)
+	h, err := st.hopFor(c.pod, rq, e, host)
 	if err != nil {
 		x.Cause = err
 		o.fail(x, rq, "wrong-peer", err.Error())
@@ -324,22 +336,26 @@ func httpStatus(grpc []byte) int {
 var errNoIdentity = errors.New("the endpoint's row has no valid SPIFFE ID")
 
 // hopFor finds or makes the hop that carries requests of the pod to e, which is host.
-func (st *loopState) hopFor(p *Pod, b *snapshot.Backend, e *snapshot.Endpoint, host *balance.Host) (*hopState, error) {
+func (st *loopState) hopFor(p *Pod, rq *reqState, e *snapshot.Endpoint, host *balance.Host) (*hopState, error) {
 	t, _ := host.User.(*target)
 	if t == nil {
 		t = &target{}
 		host.User = t
 	}
-	if h := t.hop; h != nil && !h.gone && h.pin == e.SPIFFEID {
+	near := ""
+	if w := rq.snap.Near(e); w != nil {
+		near = w.ContainerID
+	}
+	if h := t.hop; h != nil && !h.gone && h.pin == e.SPIFFEID && h.near == near {
 		return h, nil
 	}
-	h, err := st.makeHop(p, b, e)
+	h, err := st.makeHop(p, rq.v.Backend, e, near)
 	t.hop = h
 	return h, err
 }
 
-func (st *loopState) makeHop(p *Pod, b *snapshot.Backend, e *snapshot.Endpoint) (*hopState, error) {
-	k := hopKey{p, e.Addr, b.Port, e.SPIFFEID}
+func (st *loopState) makeHop(p *Pod, b *snapshot.Backend, e *snapshot.Endpoint, near string) (*hopState, error) {
+	k := hopKey{p, e.Addr, b.Port, e.SPIFFEID, near}
 	if h := st.hops[k]; h != nil {
 		return h, nil
 	}
@@ -348,14 +364,23 @@ func (st *loopState) makeHop(p *Pod, b *snapshot.Backend, e *snapshot.Endpoint) 
 		return nil, errNoIdentity
 	}
 	mk := meshhop.Key{Pod: p.Container, Source: p.ID, Endpoint: e.Addr, SNI: b.SNI, Proto: meshhop.H2, Pin: pin}
+	if near != "" {
+		if n := st.o.neighbour(near); n != nil && n.Local().ID == pin {
+			return st.makeNear(k, mk, n), nil
+		}
+		// Not served here yet, or somebody else by now: whoever has the address answers for himself.
+		if k.near = ""; st.hops[k] != nil {
+			return st.hops[k], nil
+		}
+	}
 	u := st.of(p)
 	group := u.groups[e.Addr]
 	if group == nil {
 		group = &engine.HopGroup{Max: maxEndpointSessions}
 		u.groups[e.Addr] = group
 	}
-	h := &hopState{pin: e.SPIFFEID}
-	h.hop = st.l.NewHop(p.Engine, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
+	h := &hopState{pin: e.SPIFFEID, near: k.near}
+	made := st.l.NewHop(p.Engine, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
 		s, err := st.o.cfg.Dialer.Dial(ctx, mk)
 		if err != nil {
 			st.o.notOpened(mk, err)
@@ -376,7 +401,8 @@ func (st *loopState) makeHop(p *Pod, b *snapshot.Backend, e *snapshot.Endpoint) 
 			delete(u.groups, e.Addr)
 		}
 	})
-	h.hop.Join(group)
+	made.Join(group)
+	h.hop = made
 	st.hops[k] = h
 	return h, nil
 }
@@ -395,7 +421,7 @@ func (st *loopState) beginRaw(p *Pod, rq *reqState, e *snapshot.Endpoint) (conte
 		return nil, nil, false
 	}
 	ctx, cut := context.WithCancelCause(p.Context)
-	r := &rawConn{of: st.of(p), key: hopKey{p, e.Addr, rq.v.Backend.Port, e.SPIFFEID}, cut: cut}
+	r := &rawConn{of: st.of(p), key: hopKey{p, e.Addr, rq.v.Backend.Port, e.SPIFFEID, ""}, cut: cut}
 	r.begin(d, host, st.l.Now(), true)
 	r.of.raw[r] = struct{}{}
 	return ctx, r, true

@@ -41,6 +41,7 @@ type Tables struct {
 	Addresses map[netip.Addr]*Service // ClusterIPs; each a service of Services
 	Endpoints *EndpointTable          // one set a backend
 	Semantics model.Semantics
+	SameNode  model.SameNode
 	// SubsetKeys are the metadata keys that any endpoint has and a selection header
 	// may name (contract 5.10), ascending.
 	SubsetKeys []string
@@ -57,6 +58,7 @@ type tables struct {
 	shorts      map[string]struct{} // first labels of services that answer to a short name
 	byContainer map[string]*Workload
 	byService   map[model.ServiceName]*Workload
+	near        map[netip.Addr]*Workload // by pod address, where SameNode is InProcess; nil: two pods have it
 }
 
 // New makes a snapshot of t with version 0. It panics when t breaks what its
@@ -99,6 +101,19 @@ func New(t Tables) *Snapshot {
 		x.byContainer[w.ContainerID] = w
 		if x.byService[w.Service] == nil { // the first by container ID: the same on every build
 			x.byService[w.Service] = w
+		}
+	}
+	if x.SameNode == model.InProcess {
+		x.near = map[netip.Addr]*Workload{}
+		for _, w := range x.Workloads {
+			for _, a := range w.IPs {
+				a = a.Unmap()
+				if _, twice := x.near[a]; twice { // one of the two is about to go: the kernel knows which
+					x.near[a] = nil
+					continue
+				}
+				x.near[a] = w
+			}
 		}
 	}
 	return &Snapshot{t: x, endpoints: t.Endpoints}
@@ -206,6 +221,19 @@ func (s *Snapshot) Semantics() model.Semantics {
 		return model.Aether
 	}
 	return s.t.Semantics
+}
+
+// Near is the pod of this node that e is, if requests to it are to stay in the
+// process (sameNode: inProcess); nil: they go over the hop. Address and identity
+// both have to be the pod's.
+func (s *Snapshot) Near(e *Endpoint) *Workload {
+	if s == nil || s.t.near == nil {
+		return nil
+	}
+	if w := s.t.near[e.Addr.Addr()]; w != nil && w.SPIFFEID == e.SPIFFEID {
+		return w
+	}
+	return nil
 }
 
 // SubsetKeys are the metadata keys that a selection header may name, ascending. Read only.

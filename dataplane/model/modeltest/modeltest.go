@@ -106,6 +106,16 @@ func (p *parser) line(verb string, words []string) error {
 			return fmt.Errorf("%q is no semantics: aether or gatewayapi", words[0])
 		}
 		return nil
+	case "samenode":
+		switch words[0] {
+		case "mtls":
+			p.m.SameNode = model.MTLS
+		case "inprocess":
+			p.m.SameNode = model.InProcess
+		default:
+			return fmt.Errorf("%q is no way between pods of a node: mtls or inprocess", words[0])
+		}
+		return nil
 	case "catalog":
 		for _, w := range words {
 			n, err := name(w, "")

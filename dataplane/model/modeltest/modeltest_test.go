@@ -37,6 +37,8 @@ func TestParse(t *testing.T) {
 	}{
 		{"semantics", one("semantics gatewayapi").Semantics, model.GatewayAPI},
 		{"aether", one("semantics aether").Semantics, model.Aether},
+		{"samenode", one("samenode inprocess").SameNode, model.InProcess},
+		{"mtls", one("samenode mtls").SameNode, model.MTLS},
 		{"node", *one("domain a.b\nnode x region=r zone=z # a comment"), model.Mesh{Domain: "a.b", TrustDomain: "td", Node: "x", Region: "r", Zone: "z"}},
 		{"catalog", one("catalog shop/cart pay/db").Catalog, []model.ServiceName{cart, db}},
 		{"retained", one("retained shop/cart 80,81\nretained pay/db").Retained, []model.Retained{{Service: cart, Ports: []uint16{80, 81}}, {Service: db}}},
@@ -155,7 +157,7 @@ func TestRandomMeshHasEverything(t *testing.T) {
 		walk(reflect.ValueOf(modeltest.RandomMesh(rand.New(rand.NewPCG(i, 3)))), "")
 	}
 	for _, path := range []string{
-		".Semantics", ".Catalog.Name", ".Retained.Ports", ".Endpoints.Metadata", ".Services.Ports.TargetName",
+		".Semantics", ".SameNode", ".Catalog.Name", ".Retained.Ports", ".Endpoints.Metadata", ".Services.Ports.TargetName",
 		".Routes.Kind=1", ".Routes.Kind=2", ".Routes.Kind=3", ".Routes.Kind=4", ".Routes.ServerNames",
 		".Routes.Rules.Matches.PathKind=1", ".Routes.Rules.Matches.PathKind=2", ".Routes.Rules.Matches.PathKind=3", ".Routes.Rules.Matches.GRPC.Service", ".Routes.Rules.Matches.GRPC.Regex",
 		".Routes.Rules.Matches.Headers.Regex", ".Routes.Rules.Matches.Query.Value", ".Routes.Rules.Invalid", ".Routes.Rules.Retry.Attempts", ".Routes.Rules.Timeouts.Request",

@@ -103,7 +103,8 @@ func RandomMesh(r *rand.Rand) *model.Mesh {
 		}
 		m.Retained = append(m.Retained, kept)
 	}
-	m.Semantics = model.Semantics(r.IntN(2))
+	ways := r.IntN(4)
+	m.Semantics, m.SameNode = model.Semantics(ways&1), model.SameNode(ways>>1)
 	return m
 }
 

@@ -1,0 +1,184 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"aether/dataplane/exchange"
+)
+
+// Met is a destination in this process, and a source that may call it.
+type Met struct {
+	Info  *ConnInfo     // the destination's, for the exchanges of this source
+	Fresh func() bool   // whether that still holds; asked once an iteration, and must not allocate
+	Life  time.Duration // how long it may hold
+}
+
+// Meet makes the two pods of a Near known to each other. It runs in its own goroutine
+// and ends by its own deadlines; the error says which one is not who it has to be.
+type Meet func(ctx context.Context) (Met, error)
+
+// Near is to a destination in this process what Hop is to others (decision 018):
+// each request is a pair of exchanges that hand each other what they have (pair.go),
+// both on the source's loop. All methods run on it.
+type Near struct {
+	l       *Loop
+	from    *Pod
+	to      *Pod
+	meet    Meet
+	empty   func() // called once it is closed
+	met     Met    // Info nil: they have not met, or have to meet anew
+	until   int64
+	checked uint64 // iteration in which met was last found fresh
+	meeting bool
+	cancel  context.CancelFunc
+	waiters []waiter
+	pairs   []*pair
+	drains  int
+	closed  bool
+
+	requests   uint64
+	born, used int64
+}
+
+// NewNear makes a Near from one pod to another, of which nothing is known yet. empty
+// is called when it has been closed.
+func (l *Loop) NewNear(from, to *Pod, meet Meet, empty func()) *Near {
+	n := &Near{l: l, from: from, to: to, meet: meet, empty: empty, born: l.Now(), used: l.Now()}
+	l.nears[n] = struct{}{}
+	return n
+}
+
+// Send sends x, once both sides are known to each other.
+func (n *Near) Send(x *exchange.Exchange) {
+	n.used = n.l.Now()
+	if len(n.waiters) == 0 && n.fresh() { // else they come first
+		n.open(x)
+		return
+	}
+	if len(n.waiters) >= maxWaiters { // some may wait no more
+		n.waiters = slices.DeleteFunc(n.waiters, func(w waiter) bool { return !w.alive() })
+	}
+	if n.closed || len(n.waiters) >= maxWaiters {
+		x.Cause = ErrHopFull
+		x.ResponseGone(exchange.Refused)
+		return
+	}
+	x.Park()
+	n.waiters = append(n.waiters, waiter{x, x.Gen})
+	n.ask()
+}
+
+// fresh reports whether requests may go: everything holds that was true when the two met.
+func (n *Near) fresh() bool {
+	if n.closed || n.met.Info == nil {
+		return false
+	}
+	if it := n.l.Iteration(); n.checked != it {
+		if n.l.Now() >= n.until || !n.met.Fresh() {
+			n.met = Met{} // what is under way goes on, as on a hop
+			return false
+		}
+		n.checked = it
+	}
+	return true
+}
+
+// ask makes the two meet.
+func (n *Near) ask() {
+	if n.meeting {
+		return
+	}
+	n.meeting = true
+	ctx, cancel := context.WithCancel(n.l.eng.ctx)
+	n.cancel = cancel
+	n.l.eng.wg.Go(func() {
+		met, err := n.meet(ctx)
+		cancel()
+		_ = n.l.Post(func() { n.told(met, err) })
+	})
+}
+
+func (n *Near) told(met Met, err error) {
+	n.meeting = false
+	if n.closed {
+		return
+	}
+	if err == nil {
+		n.met, n.until, n.checked = met, n.l.Now()+int64(met.Life), n.l.Iteration()
+	}
+	waiting := n.waiters
+	n.waiters = nil
+	for _, w := range waiting {
+		switch {
+		case !w.alive():
+		case err != nil:
+			w.x.Cause = err
+			w.x.ResponseGone(exchange.Connect)
+		case n.fresh():
+			n.open(w.x)
+		default: // closed meanwhile
+			w.x.Cause = errPodGone
+			w.x.ResponseGone(exchange.Connect)
+		}
+	}
+}
+
+// Open is 1 once requests go without a wait. What is known of it need not be fresh.
+func (n *Near) Open() int {
+	if n.met.Info == nil {
+		return 0
+	}
+	return 1
+}
+
+// Idle is how long nothing has been sent or been under way.
+func (n *Near) Idle() time.Duration {
+	if len(n.pairs) > 0 || len(n.waiters) > 0 || n.meeting {
+		return 0
+	}
+	return time.Duration(n.l.Now() - n.used)
+}
+
+// Close ends all requests at once (endpoint gone). Those under way fail as Closed;
+// those that wait, of which nothing was sent, as Connect.
+func (n *Near) Close(cause error) { n.shut(cause, exchange.Connect) }
+
+// shut ends all at once; waiting is what requests are told that wait.
+func (n *Near) shut(cause error, waiting exchange.Code) {
+	if n.closed {
+		return
+	}
+	n.closed = true
+	delete(n.l.nears, n)
+	n.met = Met{}
+	if n.cancel != nil {
+		n.cancel()
+	}
+	ws := n.waiters
+	n.waiters = nil
+	for _, w := range ws {
+		if w.alive() {
+			w.x.Cause = cause
+			w.x.ResponseGone(waiting)
+		}
+	}
+	for _, p := range slices.Clone(n.pairs) {
+		p.cut(cause, exchange.Closed)
+	}
+	n.empty()
+}
+
+// Sessions calls f with what there is in the place of hop sessions; wall is the time of day. On the loop.
+func (n *Near) Sessions(wall time.Time, f func(SessionState)) {
+	now := n.l.Now()
+	s := SessionState{Pod: n.from.Name, Loop: n.l.ID(), Waiting: len(n.waiters), State: "in-process", Streams: len(n.pairs), Requests: n.requests}
+	s.AgeMS, s.IdleMS = (now-n.born)/1e6, n.Idle().Milliseconds()
+	if n.met.Info == nil {
+		s.State = "connect"
+	} else {
+		s.Until = wall.Add(time.Duration(n.until - now)).UTC().Truncate(time.Second)
+	}
+	f(s)
+}

@@ -1,0 +1,356 @@
+package engine
+
+import (
+	"aether/dataplane/exchange"
+	"aether/dataplane/httpmsg"
+)
+
+// pair is one request in process: out is the source's exchange, in the
+// destination's, and pair is the stream of both.
+//
+//   - What in says (the answer) goes to out at once: bodies are not copied, and out
+//     taking less is in being told so.
+//   - What out says is kept, bounded by pairHigh, and goes to in at the flush. So
+//     neither exchange is ever called while it is calling.
+//   - Heads reach the other side as they would over the hop: HTTP/2's, without a connection's fields.
+type pair struct {
+	n    *Near
+	l    *Loop
+	info *ConnInfo
+	at   int                // in n.pairs
+	out  *exchange.Exchange // nil once it needs nothing any more
+	in   *exchange.Exchange // nil before it has begun
+
+	buf      []byte // of the request's body, not taken yet: buf[off:]
+	off      int
+	trailers []httpmsg.Field
+	arena    []byte // of trailers
+
+	headEnd bool // the request has no body
+	end     bool // it ends behind buf, and
+	trailed bool // with trailers
+	begun   bool
+	gone    bool // the source gave it up
+	reqDone bool // in has had its end
+	resDone bool // out has had the answer's end
+	stalled bool // in refused data: wait for its Resume
+	starved bool // out's data was refused: tell it once there is room
+	room    bool // out can take more of the answer
+	drained bool // nobody wants the rest of the answer
+	tunnel  bool
+	dirty   bool
+	dead    bool
+}
+
+// pairUp is a pair as the source's upstream, pairDown as the destination's downstream.
+type (
+	pairUp   pair
+	pairDown pair
+)
+
+// open gives x to the destination.
+func (n *Near) open(x *exchange.Exchange) {
+	var p *pair
+	if k := len(n.l.pairs); k > 0 {
+		p = n.l.pairs[k-1]
+		n.l.pairs[k-1] = nil
+		n.l.pairs = n.l.pairs[:k-1]
+	} else {
+		p = &pair{}
+	}
+	p.n, p.l, p.info, p.out, p.at = n, n.l, n.met.Info, x, len(n.pairs)
+	n.pairs = append(n.pairs, p)
+	n.requests++
+	x.Forward((*pairUp)(p))
+}
+
+func (p *pair) mark() {
+	if !p.dirty && !p.dead {
+		p.dirty = true
+		p.l.Dirty(p)
+	}
+}
+
+// WriteHead is exchange.Stream. The head is out's own, and stays until the flush.
+func (u *pairUp) WriteHead(_ *httpmsg.Head, end bool) {
+	p := (*pair)(u)
+	p.headEnd, p.end = end, end
+	p.mark()
+}
+
+// WriteData is exchange.Stream.
+func (u *pairUp) WriteData(b []byte, end bool) int {
+	p := (*pair)(u)
+	if p.dead || p.in != nil && p.in.Over() {
+		return len(b)
+	}
+	if p.off > 0 && len(b) > 0 {
+		p.buf = p.buf[:copy(p.buf, p.buf[p.off:])]
+		p.off = 0
+	}
+	n := min(len(b), max(0, pairHigh-len(p.buf)))
+	if n > 0 {
+		p.buf = append(p.l.room(p.buf, n), b[:n]...)
+	}
+	if n < len(b) {
+		p.starved = true
+	} else if end {
+		p.ended()
+	}
+	p.mark()
+	return n
+}
+
+// WriteTrailers is exchange.Stream.
+func (u *pairUp) WriteTrailers(f []httpmsg.Field) {
+	p := (*pair)(u)
+	need := 0
+	for i := range f {
+		need += len(f[i].Name) + len(f[i].Value)
+	}
+	if cap(p.arena) < need {
+		p.arena = make([]byte, 0, need)
+	}
+	a := p.arena[:0]
+	keep := func(b []byte) []byte {
+		o := len(a)
+		a = append(a, b...)
+		return a[o:len(a):len(a)]
+	}
+	p.trailers = p.trailers[:0]
+	for i := range f {
+		p.trailers = append(p.trailers, httpmsg.Field{Name: keep(f[i].Name), Value: keep(f[i].Value)})
+	}
+	p.trailed = true
+	p.ended()
+	p.mark()
+}
+
+// ended: the request has been written whole.
+func (p *pair) ended() {
+	p.end = true
+	if p.resDone { // a tunnel's other direction was first
+		p.out = nil
+	}
+}
+
+// Resume is exchange.Stream.
+func (u *pairUp) Resume() {
+	u.room = true
+	(*pair)(u).mark()
+}
+
+// Abort is exchange.Stream.
+func (u *pairUp) Abort(exchange.Code) {
+	p := (*pair)(u)
+	p.out, p.gone = nil, true
+	p.mark()
+}
+
+// Drain is exchange.Drainer.
+func (u *pairUp) Drain() {
+	if u.n.drains >= maxDrains {
+		u.Abort(exchange.Cancel)
+		return
+	}
+	p := (*pair)(u)
+	p.out, p.drained, p.room = nil, true, true
+	p.n.drains++
+	p.mark()
+}
+
+// WriteHead is exchange.Stream. Whoever wrote h has done with it.
+func (d *pairDown) WriteHead(h *httpmsg.Head, end bool) {
+	p := (*pair)(d)
+	x := p.out
+	if x == nil {
+		return
+	}
+	h.Minor, h.Close = 1, false
+	if asked := x.Req.Upgrade; asked == nil || h.Status != 101 {
+		h.Upgrade = nil
+		if asked != nil && h.Status >= 200 {
+			h.Del(declined) // it means something on hops alone
+		}
+	} else {
+		h.Upgrade = asked
+		h.Del("content-length") // means nothing (RFC 9110 9.3.6)
+		p.tunnel = true
+	}
+	x.ResponseHead(h, end)
+	p.answered(end)
+}
+
+// WriteData is exchange.Stream.
+func (d *pairDown) WriteData(b []byte, end bool) int {
+	p := (*pair)(d)
+	n := len(b)
+	if x := p.out; x != nil {
+		n = x.ResponseData(b, end)
+	}
+	p.answered(end && n == len(b))
+	return n
+}
+
+// WriteTrailers is exchange.Stream.
+func (d *pairDown) WriteTrailers(f []httpmsg.Field) {
+	p := (*pair)(d)
+	if x := p.out; x != nil {
+		x.ResponseTrailers(f)
+	}
+	p.answered(true)
+}
+
+// answered: end says that the answer is whole.
+func (p *pair) answered(end bool) {
+	if !end {
+		return
+	}
+	p.resDone = true
+	if p.end || p.out != nil && p.out.Over() {
+		p.out = nil
+	}
+	p.mark()
+}
+
+// Resume is exchange.Stream.
+func (d *pairDown) Resume() {
+	d.stalled = false
+	(*pair)(d).mark()
+}
+
+// Abort is exchange.Stream: out is told what a reset on the hop would tell it.
+func (d *pairDown) Abort(c exchange.Code) {
+	p := (*pair)(d)
+	p.mark()
+	x := p.out
+	if x == nil {
+		return
+	}
+	p.out = nil
+	code := exchange.Closed
+	if !p.tunnel || c != exchange.Closed {
+		code = fromH2(toH2(c, false), false)
+	}
+	x.ResponseGone(code)
+}
+
+// Flush is reactor.Flusher: what the source has said goes to the destination.
+func (p *pair) Flush() {
+	p.dirty = false
+	if p.dead {
+		return
+	}
+	switch {
+	case p.gone:
+		if p.in != nil && !p.in.Over() {
+			p.in.RequestGone(exchange.Reset)
+		}
+	case !p.begun:
+		p.begin()
+	}
+	if p.begun && !p.gone {
+		p.feed()
+		if p.room {
+			p.room = false
+			p.in.DownRoom()
+		}
+	}
+	p.settle()
+}
+
+func (p *pair) begin() {
+	h := p.out.Req
+	h.Minor, h.Close = 1, false
+	if h.Upgrade != nil && !p.headEnd {
+		h.Length = httpmsg.Unknown // as extended CONNECT has it
+	}
+	p.reqDone = p.headEnd
+	p.in = p.info.Pool.Begin((*pairDown)(p), &h, p.headEnd, p.info, p.l.Now())
+	p.begun = true
+	p.in.Ask()
+}
+
+// feed offers what there is of the request's body, and its end.
+func (p *pair) feed() {
+	for !p.stalled && !p.reqDone && !p.in.Over() {
+		b, last := p.buf[p.off:], p.end && !p.trailed
+		if len(b) == 0 && !p.end {
+			break
+		}
+		if len(b) == 0 && p.trailed {
+			if p.in.RequestTrailers(p.trailers) {
+				p.reqDone = true
+			} else {
+				p.stalled = true
+			}
+			break
+		}
+		n := p.in.RequestData(b, last)
+		p.off += n
+		if n < len(b) {
+			p.stalled = true
+			break
+		}
+		p.reqDone = last
+	}
+	if p.buf != nil && (p.off == len(p.buf) || p.in.Over()) {
+		p.l.putOut(p.buf)
+		p.buf, p.off = nil, 0
+	}
+	if p.starved && len(p.buf)-p.off <= pairHigh/2 {
+		p.starved = false
+		if p.out != nil {
+			p.out.UpRoom()
+		}
+	}
+}
+
+// settle lets go of the pair once both exchanges have ended, and no queue holds it.
+func (p *pair) settle() {
+	if p.dead || p.out != nil || p.begun && !p.in.Over() || p.dirty {
+		return
+	}
+	p.dead = true
+	n := p.n
+	last := len(n.pairs) - 1
+	n.pairs[p.at] = n.pairs[last]
+	n.pairs[p.at].at = p.at
+	n.pairs[last] = nil
+	n.pairs = n.pairs[:last]
+	n.used = p.l.Now()
+	if p.drained {
+		n.drains--
+	}
+	if p.begun {
+		p.l.release(p.info.Pool, p.in)
+	}
+	if p.buf != nil {
+		p.l.putOut(p.buf)
+	}
+	if l := p.l; len(l.pairs) < keepPairs {
+		clear(p.trailers[:cap(p.trailers)])
+		*p = pair{trailers: p.trailers[:0]}
+		l.pairs = append(l.pairs, p)
+	}
+}
+
+// Fail is reactor.Flusher: one of the two services panicked.
+func (p *pair) Fail(cause error) { p.cut(cause, exchange.Internal) }
+
+// cut ends both exchanges. Neither is being called.
+func (p *pair) cut(cause error, code exchange.Code) {
+	if p.dead {
+		return
+	}
+	if x := p.out; x != nil {
+		p.out = nil
+		x.Cause = cause
+		x.ResponseGone(code)
+	}
+	p.gone = true
+	if p.in != nil && !p.in.Over() {
+		p.in.RequestGone(exchange.Cancel)
+	}
+	p.settle()
+}
