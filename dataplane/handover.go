@@ -9,6 +9,7 @@ import (
 const (
 	identityTime = 5 * time.Second       // that Open waits for the pods' certificates
 	drainLook    = 50 * time.Millisecond // between two looks whether a drain is over
+	farewellTime = time.Second           // a loop that does not run is waited for at the end of a drain
 )
 
 // changed wakes Open.
@@ -123,20 +124,22 @@ func (n *Node) Drain(ctx context.Context, limit time.Duration) {
 		n.store.Swap(s.WithDraining(true))
 	}
 	n.mu.Unlock()
-	n.engine.Drain()
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	n.engine.Drain(ctx)
 	look := time.NewTicker(drainLook)
 	defer look.Stop()
-	left := n.engine.Serving()
+	left := n.engine.Serving(ctx)
 	for left > 0 && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-look.C:
-			left = n.engine.Serving()
+			left = n.engine.Serving(ctx)
 		}
 	}
-	n.engine.Farewell()
+	bye, end := context.WithTimeout(context.WithoutCancel(ctx), farewellTime)
+	defer end()
+	n.engine.Farewell(bye)
 	n.log.Info("drained", "took", time.Since(start).Round(time.Millisecond), "cut", left)
 }

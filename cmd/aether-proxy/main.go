@@ -216,13 +216,38 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	start("configuration", func() error { return loop.Run(ctx) })
 	start("data plane", func() error { return node.Run(ctx) })
 	log.Info("aether-proxy", "node", o.node, "config", o.config, "trust-domain", o.trustDomain, "admin", o.adminAddr, "memory-limit", memory, "from", memoryFrom)
-	wg.Wait()
+	if err := ended(ctx, wg.Wait, endTime); err != nil {
+		return err
+	}
 	close(errs)
 	var all []error
 	for err := range errs {
 		all = append(all, err)
 	}
 	return errors.Join(all...)
+}
+
+// endTime is what there is for everything to end once the process is to.
+const endTime = 5 * time.Second
+
+// ended waits for wait, but no longer than limit once ctx has ended.
+func ended(ctx context.Context, wait func(), limit time.Duration) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		wait()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	}
+	select {
+	case <-done:
+		return nil
+	case <-time.After(limit):
+		return fmt.Errorf("not everything has ended within %s, such as a loop that is stuck: the rest is cut, and capture rules may stay behind", limit)
+	}
 }
 
 func identities(o options, log *slog.Logger) (mtls.Source, error) {

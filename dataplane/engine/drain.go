@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"sync"
 
 	"aether/dataplane/exchange"
@@ -55,6 +56,15 @@ func (c *h2conn) drain() {
 	c.mark()
 }
 
+// parting is a client's connection that came while the process drains, as the task of its timer.
+type parting h2conn
+
+// Run is reactor.Task.
+func (v *parting) Run() { (*h2conn)(v).drain() }
+
+// Fail is reactor.Task.
+func (v *parting) Fail(cause error) { (*h2conn)(v).Fail(cause) }
+
 // farewell is drainer: the last stream that was taken is named, so that the client knows
 // which of its requests it may send anew.
 func (c *h2conn) farewell() {
@@ -70,14 +80,15 @@ func (c *h2conn) farewell() {
 // Drain begins the end of every client's connection, for a process that is about
 // to leave: HTTP/2 clients get GOAWAY, HTTP/1 clients "Connection: close" with
 // their next answer; requests go on, and so do connections that come later, which
-// are told the same. Idle lets the caller wait for the end. There is no way back.
+// are told the same, HTTP/2 ones after warnAfter. Serving tells how many are left.
+// There is no way back. A loop that does not run is waited for until ctx ends.
 // Safe for concurrent use.
-func (e *Engine) Drain() {
+func (e *Engine) Drain(ctx context.Context) {
 	e.mu.Lock()
 	e.draining = true
 	loops := append([]*Loop(nil), e.loops...)
 	e.mu.Unlock()
-	e.everywhere(loops, func(l *Loop) {
+	_ = e.everywhere(ctx, loops, func(l *Loop) { // what is late is told when its loop runs
 		l.draining = true
 		l.Each(func(s reactor.Source) {
 			if d, ok := s.(drainer); ok {
@@ -89,22 +100,23 @@ func (e *Engine) Drain() {
 
 // Farewell ends clients' idle connections in order and names to HTTP/2 clients the
 // last request that was taken: whoever calls it ends Run next, which cuts the
-// rest. Safe for concurrent use.
-func (e *Engine) Farewell() {
-	e.everywhere(e.Loops(), func(l *Loop) {
+// rest. A loop that does not run is waited for until ctx ends. Safe for concurrent use.
+func (e *Engine) Farewell(ctx context.Context) {
+	_ = e.everywhere(ctx, e.Loops(), func(l *Loop) {
 		l.Each(func(s reactor.Source) {
 			if d, ok := s.(drainer); ok {
 				d.farewell()
 			}
 		})
 	})
-	e.everywhere(e.Loops(), func(*Loop) {}) // the iteration that wrote it is over
+	_ = e.everywhere(ctx, e.Loops(), func(*Loop) {}) // the iteration that wrote it is over
 }
 
 // Serving counts what clients have under way: connections, and goroutines that
 // relay or shake hands. Where no connection is accepted meanwhile 0 means that
-// none is left. Safe for concurrent use.
-func (e *Engine) Serving() int {
+// none is left. A loop that does not answer before ctx ends counts as one. Safe for
+// concurrent use.
+func (e *Engine) Serving(ctx context.Context) int {
 	// What moves from a goroutine to its loop is posted before the goroutine
 	// counts as ended, and a loop runs what is posted in order; what moves the
 	// other way is counted by the second look.
@@ -113,7 +125,7 @@ func (e *Engine) Serving() int {
 		return n
 	}
 	var mu sync.Mutex
-	e.everywhere(e.Loops(), func(l *Loop) {
+	err := e.everywhere(ctx, e.Loops(), func(l *Loop) {
 		here := 0
 		l.Each(func(s reactor.Source) {
 			if d, ok := s.(drainer); ok {
@@ -133,19 +145,32 @@ func (e *Engine) Serving() int {
 		n += here
 		mu.Unlock()
 	})
+	mu.Lock()
+	defer mu.Unlock()
+	if err != nil {
+		n++
+	}
 	return n + int(e.going.Load())
 }
 
-// everywhere runs f on the loops and waits for them. A loop that has ended has nothing left.
-func (e *Engine) everywhere(loops []*Loop, f func(*Loop)) {
-	var wg sync.WaitGroup
+// everywhere runs f on the loops and waits for them, or until ctx ends: f then runs
+// on the others when they get to it. A loop that has ended has nothing left.
+func (e *Engine) everywhere(ctx context.Context, loops []*Loop, f func(*Loop)) error {
+	done := make(chan struct{}, len(loops))
+	n := 0
 	for _, l := range loops {
-		wg.Add(1)
-		if err := l.Post(func() { defer wg.Done(); f(l) }); err != nil {
-			wg.Done()
+		if l.Post(func() { defer func() { done <- struct{}{} }(); f(l) }) == nil {
+			n++
 		}
 	}
-	wg.Wait()
+	for ; n > 0; n-- {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // StopListening takes the pod's listening sockets off their loops; the pod's
@@ -156,7 +181,7 @@ func (p *Pod) StopListening() {
 	p.mu.Lock()
 	p.deaf = true
 	p.mu.Unlock()
-	p.eng.everywhere(p.eng.Loops(), func(l *Loop) { p.unlisten(l) })
+	_ = p.eng.everywhere(context.Background(), p.eng.Loops(), func(l *Loop) { p.unlisten(l) })
 }
 
 // unlisten takes the pod's listeners off l.

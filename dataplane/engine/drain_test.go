@@ -2,10 +2,12 @@ package engine
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -78,13 +80,13 @@ func TestDrainHTTP1(t *testing.T) {
 	}
 	fmt.Fprint(busy, ask)
 	eventually(t, "it is under way", func() bool { return v.begun.Load() == 3 })
-	s.e.Drain()
+	s.e.Drain(t.Context())
 	late, lateR := open()
 	fmt.Fprint(late, ask)
 	piped, pipedR := open()
 	fmt.Fprint(piped, ask+ask+ask)
 	fmt.Fprint(idle, ask)
-	eventually(t, "all four are served", func() bool { return s.e.Serving() == 4 })
+	eventually(t, "all four are served", func() bool { return s.e.Serving(t.Context()) == 4 })
 	close(answer)
 	for name, r := range map[string]*bufio.Reader{"under way": busyR, "idle": idleR, "late": lateR} {
 		if body, closes := response(t, r); body != "ok" || !closes {
@@ -99,7 +101,7 @@ func TestDrainHTTP1(t *testing.T) {
 			t.Errorf("pipelined %d: %q, last %v", i, body, closes)
 		}
 	}
-	eventually(t, "none is left", func() bool { return s.e.Serving() == 0 })
+	eventually(t, "none is left", func() bool { return s.e.Serving(t.Context()) == 0 })
 }
 
 // TestDrainHTTP2: GOAWAY comes in two steps, between which requests are taken; what is
@@ -166,14 +168,14 @@ func TestDrainHTTP2(t *testing.T) {
 	p.get(1, "/")
 	flush(p)
 	eventually(t, "it is under way", func() bool { return v.begun.Load() == 1 })
-	s.e.Drain()
+	s.e.Drain(t.Context())
 	drained(p, 1)
 	v.begun.Store(0)
 	p = newPeer2(t, dial(t, addr), true)
 	p.get(1, "/")
 	flush(p)
 	drained(p, 1)
-	eventually(t, "none is left", func() bool { return s.e.Serving() == 0 })
+	eventually(t, "none is left", func() bool { return s.e.Serving(t.Context()) == 0 })
 }
 
 // TestDrainHop: a destination that drains sends its peers away, and a source loses no request,
@@ -199,7 +201,7 @@ func TestDrainHop(t *testing.T) {
 		}
 	}
 	post(0)
-	m.e.Drain()
+	m.e.Drain(t.Context())
 	const n = 50
 	for i := range n {
 		post(i + 1)
@@ -228,9 +230,9 @@ func TestFarewell(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "both are under way", func() bool { return v.begun.Load() == 2 })
-	eventually(t, "and the idle one is there", func() bool { return s.e.Serving() == 3 })
-	s.e.Drain()
-	s.e.Farewell()
+	eventually(t, "and the idle one is there", func() bool { return s.e.Serving(t.Context()) == 3 })
+	s.e.Drain(t.Context())
+	s.e.Farewell(t.Context())
 	if b, err := io.ReadAll(idle); err != nil || len(b) > 0 {
 		t.Errorf("idle: %q, %v, want an orderly end", b, err)
 	}
@@ -239,7 +241,7 @@ func TestFarewell(t *testing.T) {
 			t.Errorf("%v, want %d as the last", g, last)
 		}
 	}
-	if n := s.e.Serving(); n != 2 {
+	if n := s.e.Serving(t.Context()); n != 2 {
 		t.Errorf("%d are served, want the two with a request", n)
 	}
 	s.cancel()
@@ -328,9 +330,9 @@ func TestStopListeningWhileMoved(t *testing.T) {
 		pod.StopListening()
 		fd := s.lns[addr]
 		<-moved
-		s.e.everywhere(s.e.Loops(), func(*Loop) {})
-		s.e.everywhere(s.e.Loops(), func(*Loop) {})
-		s.e.everywhere(s.e.Loops(), func(l *Loop) {
+		_ = s.e.everywhere(t.Context(), s.e.Loops(), func(*Loop) {})
+		_ = s.e.everywhere(t.Context(), s.e.Loops(), func(*Loop) {})
+		_ = s.e.everywhere(t.Context(), s.e.Loops(), func(l *Loop) {
 			if err := l.Register(fd, &listener{l: l, pod: pod, fd: fd}, reactor.Accept); err != nil {
 				t.Errorf("loop %d has it still: %v", l.ID(), err)
 			}
@@ -346,11 +348,11 @@ func TestServingCountsGoroutines(t *testing.T) {
 	s := newStage(t, Config{})
 	gate := make(chan struct{})
 	s.onLoop(func(l *Loop) { l.Go(func() { <-gate }) })
-	if n := s.e.Serving(); n == 0 {
+	if n := s.e.Serving(t.Context()); n == 0 {
 		t.Error("a goroutine that serves is not counted")
 	}
 	close(gate)
-	eventually(t, "it is over", func() bool { return s.e.Serving() == 0 })
+	eventually(t, "it is over", func() bool { return s.e.Serving(t.Context()) == 0 })
 }
 
 // TestClientGoesAway (case 61): a client's GOAWAY ends none of its requests that are under way;
@@ -386,5 +388,94 @@ func TestClientGoesAway(t *testing.T) {
 			}
 			return
 		}
+	}
+}
+
+// TestTunnelWhileDraining: a destination that drains serves those that come: a tunnel, which
+// has to wait for the peer's SETTINGS, too, and for a handful of handshakes at most.
+func TestTunnelWhileDraining(t *testing.T) {
+	m := newMesh(t, Config{}, netip.AddrPort{})
+	m.in.to = m.appH1(nil, echoBye)
+	m.e.Drain(t.Context())
+	tun := openH1(t, m.h1, "foo")
+	if tun.res.StatusCode != 101 {
+		t.Fatalf("%s", tun.res.Status)
+	}
+	if err := tun.write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	tun.end()
+	if b, err := io.ReadAll(tun); err != nil || string(b) != "hellobye" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if n := m.hops.Load(); n > 3 {
+		t.Errorf("%d handshakes", n)
+	}
+}
+
+// TestSentAway: a hop whose peer sends every session away before it has carried
+// anything is dialled at ever greater distances, of a second at most.
+func TestSentAway(t *testing.T) {
+	ck := newClock()
+	s := newStage(t, Config{Now: ck.Now})
+	pod := s.e.AddPod("p")
+	var conns atomic.Int64
+	peer := s.app(func(c *net.TCPConn) {
+		conns.Add(1)
+		p := newPeer2(t, c, false)
+		p.WriteGoAway(1<<31-1, oracle.ErrCodeNo, nil)
+		if p.flush() != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, c)
+	})
+	var hop *Hop
+	v := &svc{pod: pod, hop: plainHop(pod, peer.String(), &hop)}
+	c := dial(t, s.front(pod, v, false))
+	io.WriteString(c, upgradeHead("foo")) // waits for a session that says what it takes
+	for i := range 12 {
+		var d time.Duration
+		eventually(t, "it has been sent away and waits", func() (waits bool) {
+			s.onLoop(func(l *Loop) {
+				waits = conns.Load() == int64(i+1) && hop != nil && hop.again.Armed()
+				if waits {
+					d = time.Duration(hop.pause - l.Now())
+				}
+			})
+			return waits
+		})
+		if want := min(10*time.Millisecond<<i, time.Second); d < want/2 || d > want {
+			t.Errorf("after %d sessions %v, want %v at most, and half of it at least", i+1, d, want)
+		}
+		ck.move(t, s.e, 2*time.Second)
+	}
+	c.Close()
+}
+
+// TestDrainOfAStuckLoop: no step of a drain waits for a loop for longer than it is told.
+func TestDrainOfAStuckLoop(t *testing.T) {
+	s := newStage(t, Config{})
+	gate, stuck := make(chan struct{}), make(chan struct{})
+	if err := s.e.Loops()[0].Post(func() { close(stuck); <-gate }); err != nil {
+		t.Fatal(err)
+	}
+	<-stuck
+	defer close(gate)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	done := make(chan int)
+	go func() {
+		s.e.Drain(ctx)
+		n := s.e.Serving(ctx)
+		s.e.Farewell(ctx)
+		done <- n
+	}()
+	select {
+	case n := <-done:
+		if n != 1 {
+			t.Errorf("%d are served, want the loop to count as one", n)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it waits for the loop")
 	}
 }

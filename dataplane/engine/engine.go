@@ -41,7 +41,7 @@ const (
 	keepBig     = 16        // free big buffers a loop keeps
 	keepStreams = 4096      // free streams a loop keeps
 
-	h2Window = 16 << 20 // receive window of an HTTP/2 connection: 64 streams whose readers have stopped do not stop the others
+	h2Window = 16 << 20 // receive window of an HTTP/2 connection; what a stream keeps for a slow reader takes nothing of it
 
 	lifeMargin  = 2 * time.Minute // a hop session takes no new requests this long before its certificates end
 	maxWaiters  = 1024            // requests that wait for one hop, or one HTTP/2 application
@@ -60,10 +60,15 @@ const (
 	tickAfter   = int64(time.Second)      // between two Ticks of an HTTP/2 connection that is read from
 	trimAfter   = int64(2 * time.Second)  // an HTTP/2 connection without a stream gives its memory back
 	idleHop     = int64(30 * time.Second) // hop session without a stream
-	pingAfter   = int64(5 * time.Second)  // silence of a peer that owes an answer before it is asked whether it lives
-	pingWait    = int64(5 * time.Second)  // for its answer
-	idleApp     = int64(5 * time.Minute)  // idle connection to the application
-	connectTime = int64(5 * time.Second)  // delivery connect (contract 6.5)
+	warnAfter   = int64(time.Second)      // an HTTP/2 client that comes while the process drains is served before it is told
+	stallTime   = int64(5 * time.Second)  // what waits in a stream of a hop that holds too much, before the stream ends
+	stallLook   = int64(time.Second)      // between two looks for such streams
+	leastPause  = int64(10 * time.Millisecond)
+	mostPause   = int64(time.Second)     // before a hop is dialled again whose sessions carry nothing, doubled each time
+	pingAfter   = int64(5 * time.Second) // silence of a peer that owes an answer before it is asked whether it lives
+	pingWait    = int64(5 * time.Second) // for its answer
+	idleApp     = int64(5 * time.Minute) // idle connection to the application
+	connectTime = int64(5 * time.Second) // delivery connect (contract 6.5)
 )
 
 // Config of an engine. The zero value is usable.
@@ -455,7 +460,7 @@ func (e *Engine) RemovePod(p *Pod) {
 	p.mu.Lock()
 	p.gone = true
 	p.mu.Unlock()
-	e.everywhere(loops, func(l *Loop) { l.dropPod(p) })
+	_ = e.everywhere(context.Background(), loops, func(l *Loop) { l.dropPod(p) })
 }
 
 // Owned is a source that ends with its pod: RemovePod calls its Fail.

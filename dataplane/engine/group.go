@@ -55,6 +55,7 @@ func (h *Hop) shut(cause error, waiting exchange.Code) {
 		return
 	}
 	delete(h.l.hops, h)
+	h.l.Disarm(&h.again)
 	h.leaveGroup()
 	if h.cancel != nil {
 		h.cancel()

@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +26,7 @@ type h2conn struct {
 	info  *ConnInfo
 	in    *sessions // those of which this is one
 	hop   bool      // the source's hop session, which is asked whether it lives
+	mesh  bool      // server: the peer is a proxy, and verified
 
 	client     bool
 	connecting bool
@@ -39,15 +42,16 @@ type h2conn struct {
 	closing    bool   // close once out is empty and no stream is left
 	reaping    bool
 	pumping    bool
-	owed       int64 // hop: since when the peer owes an answer and is silent; 0: it owes none
-	life       reactor.Timer
-	pinged     int64 // hop: time of a PING that nothing has followed; 0: none
-	tunnels    int   // streams that are tunnels
-	full       bool  // server: not read from because the client does not read
-	ticked     int64 // time of the codec's last Tick
-	drains     int   // streams that are drained
-	behind     bool  // left has whole frames: the pod's share of an iteration did not suffice for them
-	kept       int   // bytes that the streams hold
+	owed       int64         // hop: since when the peer owes an answer and is silent; 0: it owes none
+	life       reactor.Timer // hop: liveness; server: parting
+	stuff      reactor.Timer // hoard
+	pinged     int64         // hop: time of a PING that nothing has followed; 0: none
+	tunnels    int           // streams that are tunnels
+	full       bool          // server: not read from because the client does not read
+	ticked     int64         // time of the codec's last Tick
+	drains     int           // streams that are drained
+	behind     bool          // left has whole frames: the pod's share of an iteration did not suffice for them
+	kept       int           // bytes that the streams hold
 }
 
 // h2stream is one stream's adapter between http2 and exchange.
@@ -80,10 +84,12 @@ func (l *Loop) getStream() *h2stream {
 	return &h2stream{}
 }
 
-// ServeHTTP2 serves HTTP/2 on fd, which it owns from now on. first are bytes already read from it.
+// ServeHTTP2 serves HTTP/2 on fd, which it owns from now on. first are bytes already read
+// from it. rec: a hop, whose peer is verified.
 func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte) error {
 	c := &h2conn{info: info}
-	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true}, c)
+	c.mesh = rec != nil
+	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true, Known: c.mesh}, c)
 	if err := c.open(l, info.Pod, fd, rec, c); err != nil {
 		return err
 	}
@@ -101,8 +107,8 @@ func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
 
 func (c *h2conn) start(first []byte) {
 	c.arm()
-	if c.l.draining {
-		c.drain()
+	if c.l.draining { // it serves for a moment: peers that come back at once are not to do nothing but shake hands
+		c.l.Arm(&c.life, (*parting)(c), warnAfter)
 	}
 	if len(first) > 0 {
 		c.left = append(c.l.getOut(), first...)
@@ -304,22 +310,69 @@ func (c *h2conn) expire(now int64) (next int64) {
 		}
 	})
 	for _, st := range late {
-		x := st.x
-		switch {
-		case st.dead:
-		case c.client:
-			st.Abort(exchange.Timeout)
-			if x != nil {
-				x.ResponseGone(exchange.Timeout)
-			}
-		default:
-			x.Abort(exchange.Timeout)
-		}
+		st.expire()
 	}
 	clear(late)
 	c.l.late = late[:0]
 	return max(next, int64(time.Second))
 }
+
+// expire ends the stream's exchange as a timeout.
+func (st *h2stream) expire() {
+	x := st.x
+	switch {
+	case st.dead:
+	case st.c.client:
+		st.Abort(exchange.Timeout)
+		if x != nil {
+			x.ResponseGone(exchange.Timeout)
+		}
+	default:
+		x.Abort(exchange.Timeout)
+	}
+}
+
+// stuffed reports whether the connection is not to be read from because its pod
+// holds too much. A hop carries the requests of many: it is read from up to twice
+// podHeld, and what has stalled on it ends before (hoard).
+func (c *h2conn) stuffed() bool {
+	return c.sh.tight && c.held >= fairHeld && (!c.hop && !c.mesh || c.sh.held >= hopHeld*c.l.podHeld())
+}
+
+// hoard is a hop that holds much as the task of its own timer.
+type hoard h2conn
+
+// Run is reactor.Task: while the pod holds too much, and is refused new requests
+// therefore, the streams whose data nobody has taken for stallTime end, the longest first.
+func (v *hoard) Run() {
+	c := (*h2conn)(v)
+	if c.closed {
+		return
+	}
+	defer c.tell()
+	if !c.sh.tight {
+		return
+	}
+	now, late := c.l.Now(), c.l.late[:0]
+	c.h2.Each(func(s *http2.Stream) {
+		if st, _ := s.User.(*h2stream); st != nil && len(st.pend) > 0 && now-st.moved >= stallTime {
+			late = append(late, st)
+		}
+	})
+	slices.SortFunc(late, func(a, b *h2stream) int { return cmp.Compare(a.moved, b.moved) })
+	for _, st := range late {
+		if c.tell(); !c.sh.tight {
+			break
+		}
+		st.expire()
+	}
+	clear(late)
+	c.l.late = late[:0]
+	c.pump()
+}
+
+// Fail is reactor.Task.
+func (v *hoard) Fail(cause error) { (*h2conn)(v).Fail(cause) }
 
 func (c *h2conn) mark() {
 	if !c.dirty && !c.closed {
@@ -360,9 +413,10 @@ func (c *h2conn) pump() {
 			}
 			continue
 		}
-		if c.sh.tight && c.held >= fairHeld {
-			c.hold()
-			c.await(c)
+		if c.stuffed() {
+			if c.hold(); !c.hop && !c.mesh { // else hoard looks again
+				c.await(c)
+			}
 			return
 		}
 		k := copy(buf, c.left)
@@ -446,6 +500,7 @@ func (c *h2conn) end(code exchange.Code) {
 		c.h2.Abort(http2.Cancel)
 	}
 	c.l.Disarm(&c.life)
+	c.l.Disarm(&c.stuff)
 	if c.hop {
 		c.l.Gauges.Sessions.Add(-1)
 	}
@@ -550,7 +605,12 @@ func (c *h2conn) request(x *exchange.Exchange) {
 }
 
 // tell accounts the buffers as they are now.
-func (c *h2conn) tell() { c.account(cap(c.left) + cap(c.sealed) + len(c.h2.Out()) + c.kept) }
+func (c *h2conn) tell() {
+	c.account(cap(c.left) + cap(c.sealed) + len(c.h2.Out()) + c.kept)
+	if c.held >= fairHeld && (c.hop || c.mesh) && !c.closed && !c.stuff.Armed() {
+		c.l.Arm(&c.stuff, (*hoard)(c), stallLook)
+	}
+}
 
 // keep accounts what the stream holds.
 func (st *h2stream) keep() {
@@ -609,8 +669,9 @@ func (c *h2conn) OnData(s *http2.Stream, p []byte, end bool) {
 		return
 	}
 	st.moved = c.l.Now()
-	if len(st.pend) > 0 { // bounded by the window we gave
+	if len(st.pend) > 0 { // bounded by the stream's window
 		st.pend = append(st.pend, p...)
+		s.Keep(len(p))
 		st.pendEnd = end
 		st.keep()
 		st.over()
@@ -622,6 +683,7 @@ func (c *h2conn) OnData(s *http2.Stream, p []byte, end bool) {
 	}
 	if n < len(p) {
 		st.pend = append(st.pend[:0], p[n:]...)
+		s.Keep(len(p) - n)
 		st.pendEnd = end
 		st.keep()
 		st.over()
@@ -643,9 +705,12 @@ func (st *h2stream) offer(p []byte, end bool) int {
 	} else {
 		n = st.x.RequestData(p, end)
 	}
-	if !st.dead && n > 0 && st.s != nil {
-		st.s.Credit(n)
-		st.c.mark()
+	if !st.dead && n > 0 {
+		st.moved = st.c.l.Now()
+		if st.s != nil {
+			st.s.Credit(n)
+			st.c.mark()
+		}
 	}
 	return n
 }
@@ -796,7 +861,7 @@ func (c *h2conn) freed() {
 }
 
 // over lets go of the stream once both directions have ended on the wire. What
-// was received and waits in pend does not need it: its window is given back by Reap.
+// was received and waits in pend does not need it: the connection's window is open again.
 func (st *h2stream) over() {
 	if st.local && (st.remote || st.pendEnd || st.pendTr) {
 		st.leave()
@@ -925,9 +990,14 @@ func (st *h2stream) Abort(code exchange.Code) {
 		}
 		st.s.Reset(why)
 	}
-	st.c.mark()
-	st.c.wantReap()
+	c := st.c
+	c.mark()
+	c.wantReap()
 	st.finish()
+	if c.in != nil && !c.goaway && c.h2.Tired() { // the peer might take us for an attack, and cut the others
+		c.goaway = true
+		c.in.retire(c)
+	}
 }
 
 // Drain is exchange.Drainer: what is left of the answer is read and thrown

@@ -3,12 +3,14 @@ package engine
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"aether/dataplane/exchange"
+	"aether/dataplane/reactor"
 	"aether/mtls/record"
 )
 
@@ -33,7 +35,8 @@ type Hop struct {
 	empty   func() // called when no session is left and none is being made
 	dialing bool   // or in the queue for it
 	cancel  context.CancelFunc
-	group   *HopGroup // nil: none
+	group   *HopGroup     // nil: none
+	again   reactor.Timer // to dial, after a pause
 }
 
 // sessions are the HTTP/2 connections to one destination, and the requests
@@ -46,6 +49,8 @@ type sessions struct {
 	more    func() // makes a further connection, if there may be one
 	check   func() // one has ended: perhaps nothing is left
 	closed  bool
+	bare    int   // connections in a row that ended, or were sent away, without a request
+	pause   int64 // a hop: no dial before this time
 }
 
 // waiter is a request that waits for a session. Its exchange may end meanwhile, or wait elsewhere.
@@ -117,6 +122,13 @@ func (s *sessions) aside(c *h2conn) {
 	if i := slices.Index(s.conns, c); i >= 0 {
 		s.conns = slices.Delete(s.conns, i, i+1)
 		s.old = append(s.old, c)
+		if c.requests > 0 {
+			s.bare = 0
+			return
+		}
+		d := min(leastPause<<min(s.bare, 10), mostPause)
+		s.bare++
+		s.pause = s.l.Now() + d/2 + rand.Int64N(d/2+1)
 	}
 }
 
@@ -188,6 +200,10 @@ func (h *Hop) dialMore() {
 	if h.dialing || h.closed || !h.mayDial() {
 		return
 	}
+	if d := h.pause - h.l.Now(); d > 0 {
+		h.l.Arm(&h.again, (*redial)(h), d)
+		return
+	}
 	h.dialing = true
 	sh := h.pod.share(h.l)
 	if sh.dials >= podDials {
@@ -196,6 +212,20 @@ func (h *Hop) dialMore() {
 	}
 	h.dialNow(sh)
 }
+
+// redial is a hop as the task of its timer: the pause after sessions that carried
+// nothing is over. A peer that sends everybody away is not met with handshakes alone.
+type redial Hop
+
+// Run is reactor.Task.
+func (v *redial) Run() {
+	h := (*Hop)(v)
+	h.wake()
+	h.check()
+}
+
+// Fail is reactor.Task.
+func (v *redial) Fail(cause error) { (*Hop)(v).fail(cause, exchange.Connect) }
 
 // dialNow dials; it is its turn.
 func (h *Hop) dialNow(sh *share) {
@@ -248,6 +278,7 @@ func (h *Hop) dialled(fd int, rec record.Conn, life time.Duration, err error) {
 func (h *Hop) emptied() {
 	if len(h.conns)+len(h.old) == 0 && !h.dialing && len(h.waiters) == 0 {
 		delete(h.l.hops, h)
+		h.l.Disarm(&h.again)
 		if h.empty != nil && !h.closed {
 			h.closed = true
 			h.leaveGroup()

@@ -18,6 +18,7 @@ const (
 // What a pod may hold on one loop.
 const (
 	podHeld  = 64 << 20 // bytes of buffers and parked requests, or a quarter of the process's limit of memory if that is less
+	hopHeld  = 2        // times podHeld: a session of a hop is read from until then
 	fairHeld = 1 << 20  // above podHeld an HTTP/2 connection that holds so much is not read from
 	tightOut = 16 << 10 // and an HTTP/1 connection queues so much output
 	podDials = 64       // hop sessions being made

@@ -77,7 +77,7 @@ type Conn struct {
 	// What the peer may not do for ever; see the bounds in http2.go.
 	useless  int // frames; negative: useful ones made up for as many beforehand
 	provoked int
-	rapid    int  // streams the peer reset before we answered
+	rapid    int  // streams reset before their answer: by the peer (server), by us (client)
 	overfull bool // more than maxHeads is queued: Feed ends the connection
 
 	pings, pongs uint64
@@ -228,7 +228,29 @@ func (c *Conn) Done() bool { return c.goingAway && c.open == 0 }
 func (c *Conn) Tick() {
 	c.useless = min(c.useless, 0)
 	c.provoked = max(0, c.provoked-forgiven)
-	c.rapid = max(0, c.rapid-forgotten)
+	c.rapid = max(0, c.rapid-c.forgets())
+}
+
+// Tired reports whether a client has reset so many streams before their answer
+// that it takes half of what a server of ours bears from anybody: the driver does
+// well to open further ones on another connection.
+func (c *Conn) Tired() bool { return !c.cfg.Server && c.rapid > max(maxRapid, int(c.cfg.MaxStreams))/2 }
+
+// mostRapid is how many streams the client may reset before their answer.
+func (c *Conn) mostRapid() int {
+	n := max(maxRapid, int(c.cfg.MaxStreams))
+	if c.cfg.Known {
+		n *= knownRapid
+	}
+	return n
+}
+
+// forgets is how many of them a Tick forgives.
+func (c *Conn) forgets() int {
+	if c.cfg.Known {
+		return forgotten * knownRapid
+	}
+	return forgotten
 }
 
 // Each calls f for every stream that is not over, in no order. f must call no

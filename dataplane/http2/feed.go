@@ -553,7 +553,7 @@ func (c *Conn) rstStream(id uint32, p []byte) {
 	// A stream reset before it was answered has cost work and freed its place at
 	// once (CVE-2023-44487).
 	if rapid {
-		if c.rapid++; c.rapid > max(maxRapid, int(c.cfg.MaxStreams)) {
+		if c.rapid++; c.rapid > c.mostRapid() {
 			c.fail(EnhanceYourCalm, "too many streams reset before their answer")
 		}
 	} else {

@@ -105,6 +105,7 @@ const (
 	maxRapid    = 100              // streams the peer reset before their answer, less those that ended well; or Config.MaxStreams, if larger
 	forgiven    = maxProvoked / 10 // of maxProvoked, a Tick
 	forgotten   = maxRapid         // of maxRapid, a Tick
+	knownRapid  = 10               // times maxRapid and forgotten that a Config.Known client has
 
 	// How much of other work counts as a useless frame.
 	settingsWork = 64 // bytes of SETTINGS
@@ -119,6 +120,10 @@ type Config struct {
 	MaxStreams   uint32 // server: concurrent streams allowed to the peer; client: own bound; 0: 1000
 	MaxHeader    int    // decoded bytes of a head, 32 added for each field; 0: 61440
 	MaxFields    int    // fields of a head, cookies counted as one; 0: 100
+
+	// Known: the client's identity is verified, and it may send the requests of many:
+	// it may reset knownRapid times as many of them early (a server's).
+	Known bool
 
 	// EnableConnect announces extended CONNECT (RFC 8441) to clients. A request
 	// with :protocol then has Method CONNECT and the protocol in Head.Upgrade.

@@ -19,6 +19,7 @@ type Stream struct {
 	sendWin    int64 // what the peer lets us send; negative after a smaller SETTINGS
 	recvWin    int64 // what we let the peer send
 	held       int   // received and not credited yet
+	kept       int   // received, credited to the connection and not to the stream yet
 	credit     int   // credited, no WINDOW_UPDATE sent yet
 	left       int64 // bytes the received content-length still promises; -1: none did
 	interim    uint8 // 1xx heads received
@@ -173,6 +174,9 @@ func (s *Stream) Reset(code Code) {
 		c.out = appendReset(c.out, s.id, code)
 		c.useful() // frames of it are under way, through no fault of the peer's
 	}
+	if !c.cfg.Server && s.sentHead && !s.recvHead {
+		c.rapid++
+	}
 	c.drop(s, true)
 }
 
@@ -180,14 +184,27 @@ func (s *Stream) Reset(code Code) {
 // may send as many. WINDOW_UPDATEs go out when half a window has come together.
 // More than was received counts as what was received.
 func (s *Stream) Credit(n int) {
-	n = min(n, s.held)
+	n = min(n, s.kept+s.held)
 	if n <= 0 {
 		return
 	}
-	s.held -= n
-	s.c.giveBack(n)
+	k := min(n, s.kept) // what was kept came first
+	s.kept -= k
+	s.held -= n - k
+	s.c.giveBack(n - k)
 	if !s.over {
 		s.giveBack(n)
+	}
+}
+
+// Keep says that the driver keeps n of the bytes given to OnData until they can be
+// consumed: the connection's window reopens, for the other streams, and the
+// stream's own waits for Credit, which bounds what is kept.
+func (s *Stream) Keep(n int) {
+	if n = min(n, s.held); n > 0 {
+		s.held -= n
+		s.kept += n
+		s.c.giveBack(n)
 	}
 }
 
