@@ -85,15 +85,30 @@ func (n *Node) releaseLocked() {
 	}
 }
 
+// Alone ends what Config.Hold has left to a predecessor: it has let go of the sockets, and the
+// capture rules are this process's, to be taken out when Run ends.
+func (n *Node) Alone() {
+	n.mu.Lock()
+	n.guest = false
+	n.mu.Unlock()
+}
+
 // Freeze says whether a process that may take over has a copy of the Owner's
 // sockets: then none is opened or closed, whatever is applied. Capture rules stay
-// should Run end meanwhile.
+// should Run end meanwhile. What a successor that did not take over has done to them is
+// undone.
 func (n *Node) Freeze(on bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.frozen = on
-	if !on && n.ctx != nil {
-		n.syncLocked()
+	if on || n.ctx == nil {
+		return
+	}
+	n.syncLocked()
+	if n.cfg.Capture && !n.held && !n.gone {
+		for _, p := range n.pods {
+			n.captureLocked(p, &p.w)
+		}
 	}
 }
 

@@ -53,7 +53,7 @@ type Config struct {
 	Authz      string           // where the authorization service is, in grpc-go's form; empty: extauthz.Target
 	Compat     bool             // accept Envoy-based peers: TLS 1.2, no server name (design 9)
 	Capture    bool             // install the capture rules in the pods, as the CNI plugin would
-	Hold       bool             // accept nothing before Open: the Owner's sockets are still another process's, too
+	Hold       bool             // accept nothing before Open, and leave capture rules where they are until Alone: the Owner's sockets are still another process's, too
 	Log        *slog.Logger     // nil: discard
 }
 
@@ -80,6 +80,7 @@ type Node struct {
 	held     bool            // until Open
 	frozen   bool            // a successor has a copy of the sockets there are: none is opened or closed
 	gone     bool            // it accepts, and this process does not
+	guest    bool            // a predecessor serves, or may: the pods' capture is not this process's to take out
 	draining bool
 	news     chan struct{} // of one: the state or an identity changed
 
@@ -113,7 +114,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n := &Node{
 		cfg: cfg, log: cfg.Log, engine: e, factory: socket.NewFactory(), pods: map[string]*pod{}, problems: map[string]model.Problem{},
-		held: cfg.Hold, news: make(chan struct{}, 1),
+		held: cfg.Hold, guest: cfg.Hold, news: make(chan struct{}, 1),
 	}
 	n.certs = mtls.NewStore(mtls.Config{Source: cfg.Identities, Changed: n.certChanged})
 	n.dialer = &meshhop.Dialer{
@@ -410,7 +411,7 @@ func (n *Node) dropLocked(p *pod) {
 	delete(n.pods, p.w.ContainerID)
 	n.socks.Delete(p.w.ContainerID)
 	n.near.Delete(p.w.ContainerID)
-	if p.captured && !n.gone && !n.frozen { // first: what is dialled from now on is not to meet a closed listener
+	if p.captured && !n.gone && !n.frozen && !n.guest { // first: what is dialled from now on is not to meet a closed listener
 		if err := apply.Remove(p.ns); err != nil && p.ns.Check() == nil {
 			n.log.Warn("capture rules stay behind", "pod", p.w.Namespace+"/"+p.w.Name, "err", err)
 		}

@@ -120,7 +120,10 @@ func (h *handover) begin(ctx context.Context) error {
 		h.before.Close()
 		return nil // told to stop
 	}
-	if err := h.before.Ready(ctx); err != nil && ctx.Err() == nil {
+	switch err := h.before.Ready(ctx); {
+	case err == nil:
+		h.node.Alone()
+	case ctx.Err() == nil:
 		h.log.Error("the predecessor may still accept connections: end it", "err", err)
 	}
 	return nil

@@ -85,6 +85,33 @@ func (d *Dest) End(h *Host) {
 	d.open--
 }
 
+// Tunnel tells that a request has become an open tunnel, which counts by itself.
+func (d *Dest) Tunnel() {
+	d.open--
+	d.tunnels++
+}
+
+// EndTunnel counts a tunnel out.
+func (d *Dest) EndTunnel(h *Host) {
+	h.open--
+	d.tunnels--
+}
+
+// FullOfTunnels reports whether the destination has as many open tunnels as it may have.
+func (d *Dest) FullOfTunnels() bool { return d.tunnels >= MaxTunnels }
+
+// Retry counts a request that is being sent again, until Settled. false: as many are as may be.
+func (d *Dest) Retry() bool {
+	if d.retrying >= MaxRetrying {
+		return false
+	}
+	d.retrying++
+	return true
+}
+
+// Settled gives a place back that Retry took.
+func (d *Dest) Settled() { d.retrying-- }
+
 // Full reports whether the destination has as many requests, or connections, under
 // way as it may have: a further one overflows (contract 5.6).
 func (d *Dest) Full() bool { return d.open >= MaxOpen }

@@ -15,6 +15,12 @@ const (
 	// MaxOpen is how many requests, or raw-TCP connections, of one pod to one
 	// destination may be under way: the breakers' 1,024 connections and requests.
 	MaxOpen = 1024
+	// MaxTunnels is how many tunnels (WebSockets) of one pod to one destination may be open
+	// beside them: they are long, and mostly idle.
+	MaxTunnels = 8192
+	// MaxRetrying is how many requests of one pod to one destination may be under way, or
+	// wait, that are being sent again (contract 5.6).
+	MaxRetrying = 16
 )
 
 // eject takes h out of use, for longer each time, unless too many are out already.

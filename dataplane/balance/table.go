@@ -35,7 +35,10 @@ type viewKey struct {
 type Dest struct {
 	Name string // the backend's
 	Port uint16 // the backend's
-	open int    // of all hosts
+	open int    // of all hosts, less tunnels
+
+	tunnels  int // open ones
+	retrying int // requests that are being sent again
 
 	hosts map[netip.AddrPort]*Host
 	views []*View
@@ -125,7 +128,7 @@ func (t *Table) Sweep(now int64, gone func(d *Dest, h *Host) bool) {
 				d.gen++
 			}
 		}
-		if len(d.hosts) == 0 && len(d.views) == 0 && d.open == 0 {
+		if len(d.hosts) == 0 && len(d.views) == 0 && d.open == 0 && d.tunnels == 0 && d.retrying == 0 {
 			delete(t.dests, name)
 		}
 	}

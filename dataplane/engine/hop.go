@@ -59,7 +59,7 @@ type waiter struct {
 	gen uint32
 }
 
-func (w waiter) alive() bool { return w.x.Gen == w.gen && !w.x.Over() }
+func (w waiter) alive() bool { return w.x.Gen == w.gen && !w.x.Over() && !w.x.Answered() }
 
 // NewHop makes a hop without a session. empty is called whenever the last session is gone.
 func (l *Loop) NewHop(pod *Pod, dial DialHop, empty func()) *Hop {

@@ -273,9 +273,10 @@ func (x *Exchange) Keep(b []byte) []byte {
 }
 
 // Forward sends the request to up: its head, what is kept of its body, and
-// then the rest as it comes. Called by the service, again only where Replayable.
+// then the rest as it comes. Called by the service, again only where Replayable. What has
+// an answer goes nowhere any more.
 func (x *Exchange) Forward(up Stream) {
-	if x.over {
+	if x.over || x.answered {
 		up.Abort(Cancel)
 		return
 	}
@@ -460,7 +461,7 @@ func (x *Exchange) RequestGone(c Code) {
 
 // ResponseHead is an event: a head arrived from up. end: it has no body.
 func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
-	if x.over {
+	if x.over || x.Local { // what comes late is nobody's
 		return
 	}
 	grant := x.asks && h.Status == 101
@@ -511,7 +512,7 @@ func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
 
 // ResponseData is the counterpart of RequestData.
 func (x *Exchange) ResponseData(p []byte, end bool) int {
-	if x.over {
+	if x.over || x.Local {
 		return len(p)
 	}
 	n := x.down.WriteData(p, end && x.Cut == nil)
@@ -531,7 +532,7 @@ func (x *Exchange) ResponseData(p []byte, end bool) int {
 
 // ResponseTrailers ends the response with trailers.
 func (x *Exchange) ResponseTrailers(f []httpmsg.Field) {
-	if x.over {
+	if x.over || x.Local {
 		return
 	}
 	x.resEnd = true
@@ -551,7 +552,7 @@ func (x *Exchange) maybeDone() {
 // stream behind up is gone already. fresh says nothing of the request can have
 // been processed.
 func (x *Exchange) ResponseGone(c Code) {
-	if x.over {
+	if x.over || x.Local {
 		return
 	}
 	x.reached = x.up != nil

@@ -106,6 +106,19 @@ func TestSequences(t *testing.T) {
 			x.RequestData(nil, true)
 			x.ResponseGone(exchange.Stale)
 		}, "resume", "head POST len= end=true"},
+		{"what has an answer of ours goes nowhere, and what comes from there is nobody's", func(s *script, p *exchange.Pool, down, up *tape) {
+			s.request = func(x *exchange.Exchange) {}
+			x := p.Begin(down, post(0), true, nil, 0)
+			x.Ask()
+			x.Reply(&httpmsg.Head{Status: 504}, []byte("late"))
+			x.Forward(up)
+			x.ResponseHead(ok, false)
+			x.ResponseData([]byte("theirs"), true)
+			x.ResponseTrailers(nil)
+			x.ResponseGone(exchange.Closed)
+			down.room = 4
+			x.DownRoom()
+		}, "head 504 len=4 end=false, data  end=false, data late end=true", "abort cancel"},
 		{"trailers that are gone cannot be sent again", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
 			s.failed = func(x *exchange.Exchange, _ exchange.Code) {

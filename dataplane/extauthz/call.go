@@ -80,8 +80,8 @@ func (r *Refusal) Reply(x *exchange.Exchange, grpc bool, more []httpmsg.Field) {
 	h.Set([]byte("content-type"), []byte(httpmsg.GRPC))
 	h.Set([]byte("grpc-status"), strconv.AppendInt(nil, int64(r.GRPC()), 10))
 	h.Set([]byte("grpc-message"), httpmsg.GRPCMessage(string(r.Body)))
+	x.Meant = r.Status
 	x.Reply(&h, nil)
-	x.Status = r.Status
 }
 
 // Call is one request that waits for an answer. It belongs to the request's loop.

@@ -531,6 +531,7 @@ func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, f
 // forward relays fd over the hop: a declared raw-TCP port.
 func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first []byte) {
 	rq := &reqState{v: v, snap: snap}
+	rq.renew(c.o.cfg.Store.Load()) // the client may have taken its time to say what it is
 	e := c.st.pick(c.pod, rq)
 	if e == nil {
 		_ = socket.Abort(fd)

@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"aether/dataplane/balance"
 	"aether/dataplane/decide"
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
@@ -111,15 +112,13 @@ type Pod struct {
 
 // loopState is what the outbound side keeps on one loop.
 type loopState struct {
-	o    *Outbound
-	l    *engine.Loop
-	pool exchange.Pool
-	hops map[hopKey]*hopState
-	pods map[*Pod]*upstreams
-	rnd  *rand.Rand
-	free []*sniffer
-	// retrying counts requests that are being sent again, by destination.
-	retrying map[string]int
+	o        *Outbound
+	l        *engine.Loop
+	pool     exchange.Pool
+	hops     map[hopKey]*hopState
+	pods     map[*Pod]*upstreams
+	rnd      *rand.Rand
+	free     []*sniffer
 	mirrored exchange.Pool // of mirrors
 	mirrors  int           // under way
 	end      journal.Entry // scratch: observers copy what they keep
@@ -162,7 +161,7 @@ type reqState struct {
 	// Retries and limits of time (retry.go). The timers are stopped by Done.
 	x                   *exchange.Exchange // while it is served
 	retries             int
-	retrying            string // the destination among whose retries it is counted
+	retrying            *balance.Dest // among whose retries it is counted; nil: none
 	whole, tryEnd, wait reactor.Timer
 
 	// What was asked, before a rule changed it.
@@ -260,6 +259,7 @@ func (o *Outbound) act(x *exchange.Exchange, c *conn, rq *reqState, sent []httpm
 		if rq.v.Pipe != nil && len(rq.v.Pipe.Mirrors) > 0 {
 			o.mirror(x, c, rq)
 		}
+		rq.renew(o.cfg.Store.Load()) // somebody may have been asked meanwhile
 		o.send(x, c, rq, c.st.pick(c.pod, rq))
 	case decide.Passthrough:
 		// Not the mesh's: it goes where it was dialled, in the client's own version.
@@ -377,6 +377,10 @@ func (o *Outbound) noTunnel(x *exchange.Exchange, rq *reqState, who string) {
 
 // reply answers locally; grpc is the grpc-status for a gRPC request (design 9).
 func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, grpc int) {
+	rq, _ := x.User.(*reqState)
+	if rq != nil {
+		rq.unsent(x)
+	}
 	var h httpmsg.Head
 	var fields [4]httpmsg.Field
 	h.Fields = fields[:0]
@@ -384,7 +388,7 @@ func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, 
 	if reason != "" {
 		h.Add(hdrError, []byte(reason))
 	}
-	if rq, _ := x.User.(*reqState); rq != nil && rq.grpc { // as it was asked, whatever a rule made of the head
+	if rq != nil && rq.grpc { // as it was asked, whatever a rule made of the head
 		h.Status = 200
 		h.Add(hdrContentType, appGRPC)
 		h.Add(hdrGRPCStatus, strconv.AppendInt(nil, int64(grpc), 10))
@@ -453,9 +457,14 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	}
 	kind := code.String()
 	text := "the destination did not answer (" + kind + ")"
-	if x.Cause != nil {
+	switch {
+	case x.Cause == nil:
+	case !x.Reached(), meshhop.ReasonOf(x.Cause) == meshhop.ReasonRemote: // the handshake's end, as TLS 1.3 tells it: after the first request
 		kind = why(x.Cause)
 		text = "no connection to " + rq.v.Backend.Name + " (" + kind + ")"
+	case code == exchange.Closed: // what ended a session that was there is no reason why there was none
+		kind = cut(x.Cause)
+		text = "the connection ended before an answer (" + kind + ")"
 	}
 	if code == exchange.Timeout {
 		rq.cause = kind
@@ -545,17 +554,27 @@ func (c *conn) entry(e *journal.Entry) {
 	e.Dst, e.Sniff = c.flow.Dst.AddrPort, c.flow.Sniff
 }
 
-// why classes what ended a hop: a closed set, fit for a metric's label.
+// why classes what kept a hop from being made, or ended it while requests waited: a closed
+// set, fit for a metric's label.
 func why(err error) string {
+	if errors.Is(err, engine.ErrHopFull) {
+		return "hop-full"
+	}
+	return cmp.Or(ending(err), string(meshhop.ReasonOf(err)))
+}
+
+// cut classes what ended a hop under a request that had been sent: the same set.
+func cut(err error) string { return cmp.Or(ending(err), exchange.Closed.String()) }
+
+// ending is why we ended a session; "": it was not us.
+func ending(err error) string {
 	switch {
 	case errors.Is(err, engine.ErrSilent):
 		return "silent"
-	case errors.Is(err, engine.ErrHopFull):
-		return "hop-full"
 	case errors.Is(err, errEndpointGone):
 		return "endpoint-gone"
 	case errors.Is(err, errEndpointUnhealthy):
 		return "endpoint-unhealthy"
 	}
-	return string(meshhop.ReasonOf(err))
+	return ""
 }

@@ -20,7 +20,7 @@ const (
 	flagUC                      // the upstream's connection ended
 	flagUR                      // the upstream reset the stream
 	flagLR                      // we reset it
-	flagOther                   // any that the rules do not name; of our own observations only
+	flagOther                   // any that the rules do not name: a broken answer, a timeout
 
 	flagsNever = flagUF | flagUH | flagUO | flagNC     // the request never reached the application
 	flagsBegun = flagsNever | flagUC | flagUR | flagLR // or it may have
@@ -30,7 +30,7 @@ const (
 var flagNames = [...]struct {
 	name string
 	flag flags
-}{{"UF", flagUF}, {"UH", flagUH}, {"UO", flagUO}, {"NC", flagNC}, {"UC", flagUC}, {"UR", flagUR}, {"LR", flagLR}}
+}{{"UF", flagUF}, {"UH", flagUH}, {"UO", flagUO}, {"NC", flagNC}, {"UC", flagUC}, {"UR", flagUR}, {"LR", flagLR}, {"UPE", flagOther}, {"UT", flagOther}}
 
 // outcome is what became of an attempt, as the rules see it.
 type outcome struct {
@@ -45,7 +45,7 @@ type outcome struct {
 //	<code>;<flags>;<method>;<details>
 //
 // ok is false for anything that is not exactly that, for another request's method, and
-// for a flag that the rules do not know: such an answer is not retried.
+// for a flag that is not known: such an answer is not retried.
 func parseOutcome(v, method []byte) (o outcome, ok bool) {
 	code, v, ok1 := bytes.Cut(v, semicolon)
 	short, v, ok2 := bytes.Cut(v, semicolon)

@@ -16,8 +16,7 @@ import (
 
 // Bounds of retries (contract 5.6, 5.7; decision 013).
 const (
-	maxRetries  = 2  // of a request, where its rule does not say
-	maxRetrying = 16 // requests of a loop to one destination that are being sent again
+	maxRetries = 2 // of a request, where its rule does not say
 
 	backoffBase = 25 * time.Millisecond
 	backoffMax  = 250 * time.Millisecond
@@ -77,8 +76,25 @@ func (rq *reqState) stop(st *loopState) {
 	if rq.wait.Armed() {
 		st.l.Disarm(&rq.wait)
 	}
-	rq.settled(st)
+	rq.settled()
 	rq.x = nil
+}
+
+// unsent is called before an answer of ours: the request is not sent again any more, though
+// the client may take its time to read the answer.
+func (rq *reqState) unsent(x *exchange.Exchange) {
+	if rq.x == nil { // it is not for the hop, or not yet
+		return
+	}
+	st := x.Conn.(*engine.ConnInfo).User.(*conn).st
+	st.leave(x, rq)
+	if rq.wait.Armed() {
+		st.l.Disarm(&rq.wait)
+	}
+	if rq.tryEnd.Armed() {
+		st.l.Disarm(&rq.tryEnd)
+	}
+	rq.settled()
 }
 
 // untimed ends the limits of time of the request's rule.
@@ -92,16 +108,11 @@ func (rq *reqState) untimed(st *loopState) {
 }
 
 // settled gives back the request's place among those that are sent again.
-func (rq *reqState) settled(st *loopState) {
-	if rq.retrying == "" {
-		return
+func (rq *reqState) settled() {
+	if rq.retrying != nil {
+		rq.retrying.Settled()
+		rq.retrying = nil
 	}
-	if n := st.retrying[rq.retrying] - 1; n > 0 {
-		st.retrying[rq.retrying] = n
-	} else {
-		delete(st.retrying, rq.retrying)
-	}
-	rq.retrying = ""
 }
 
 // judge is called with each final answer, its outcome still in h; true: it is not
@@ -112,11 +123,12 @@ func (o *Outbound) judge(x *exchange.Exchange, c *conn, rq *reqState, h *httpmsg
 	if !named && !bytes.HasPrefix(v, codeNone) && !bytes.HasPrefix(v, codeUnavailable) {
 		return false
 	}
-	seen := 0
+	seen, none := 0, false
 	for i := range h.Fields {
 		switch string(h.Fields[i].Name) {
 		case "x-aether-outcome":
 			seen++
+			none = none || bytes.HasPrefix(h.Fields[i].Value, codeNone)
 		case "x-envoy-ratelimited": // the veto
 			return false
 		}
@@ -125,8 +137,11 @@ func (o *Outbound) judge(x *exchange.Exchange, c *conn, rq *reqState, h *httpmsg
 	ok = ok && seen == 1
 	switch {
 	case ok && out.retriable(x.Idempotent()):
-	case named && !(ok && out.mayBegun()): // a cut is no status of an application's
-	default:
+	case !named:
+		return false
+	case ok && out.mayBegun(): // a cut is no status of an application's
+		return false
+	case !ok && none: // a proxy's, and of what happened to the request nothing is known
 		return false
 	}
 	return o.again(x, c, rq, false)
@@ -143,6 +158,7 @@ func (o *Outbound) rejudge(x *exchange.Exchange, c *conn, rq *reqState, code exc
 	if errors.As(x.Cause, &none) { // trying elsewhere cannot mend that
 		return false
 	}
+	rq.renew(o.cfg.Store.Load())
 	out := observed(code, x.Reached(), x.Cause)
 	if (code == exchange.Connect || errors.Is(x.Cause, engine.ErrNoTunnel)) && c.st.pick(c.pod, rq) == nil {
 		return false // a host that cannot be reached costs its connect's limit each time, and one that has no tunnels stays so: only another is worth that
@@ -169,17 +185,16 @@ func (o *Outbound) again(x *exchange.Exchange, c *conn, rq *reqState, atOnce boo
 	}
 	// What the peer took nothing of costs nobody anything twice: of a session that
 	// ends, all streams may be sent again.
-	if wait > 0 && rq.retrying == "" {
-		name := rq.v.Backend.Name
-		if st.retrying[name] >= maxRetrying {
+	if wait > 0 && rq.retrying == nil {
+		d := rq.try.dest // nil: it was given up before it was with an endpoint
+		if d == nil {
+			d = st.of(c.pod).table.Dest(rq.v.Backend)
+		}
+		if !d.Retry() {
 			o.RetriesOverflow.Inc()
 			return false
 		}
-		if st.retrying == nil {
-			st.retrying = map[string]int{}
-		}
-		st.retrying[name]++
-		rq.retrying = name
+		rq.retrying = d
 	}
 	o.Retries.Inc()
 	rq.retries++
@@ -204,9 +219,11 @@ func backoff(n int, rnd uint64) time.Duration {
 	return time.Duration(rnd % uint64(most))
 }
 
-// resend sends the request to another endpoint, or, if all have been tried, to any.
+// resend sends the request to another endpoint of those that there are by now, or, if all
+// have been tried, to any.
 func (o *Outbound) resend(x *exchange.Exchange, c *conn, rq *reqState) {
 	x.Cause = nil
+	rq.renew(o.cfg.Store.Load())
 	e := c.st.pick(c.pod, rq)
 	if e == nil {
 		rq.attempt = 0 // who was tried counts as not tried
@@ -280,6 +297,7 @@ func (o *Outbound) timedOut(x *exchange.Exchange, rq *reqState, cause, field str
 		x.Abort(exchange.Timeout)
 		return
 	}
+	rq.conn().st.failed(x, rq, exchange.Timeout)
 	x.Retire()
 	o.reply(x, 504, "", text, 4)
 }
@@ -292,9 +310,10 @@ var cutTrailers = []httpmsg.Field{
 
 // accepted is called with an answer that goes down.
 func (rq *reqState) accepted(x *exchange.Exchange, c *conn, h *httpmsg.Head) {
-	rq.settled(c.st)
+	rq.settled()
 	if h.Status == 101 { // an open tunnel has no end that a limit could wait for
 		rq.untimed(c.st)
+		rq.try.tunnelled()
 	}
 	if rq.grpc && c.flow.Sniff == model.SniffH2C && h.Status == 200 {
 		if ct, _ := h.Get("content-type"); httpmsg.IsGRPC(ct) {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"aether/dataplane/balance"
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
 	"aether/dataplane/httpmsg"
@@ -34,9 +35,9 @@ func TestRetryCosts(t *testing.T) {
 	}
 	l := e.Loops()[0]
 	defer l.Stop()
-	st := &loopState{l: l, rnd: rand.New(rand.NewPCG(1, 2)), hops: map[hopKey]*hopState{}}
+	st := &loopState{l: l, rnd: rand.New(rand.NewPCG(1, 2)), hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}}
 	o := &Outbound{}
-	c := &conn{o: o, st: st}
+	c := &conn{o: o, st: st, pod: &Pod{Context: t.Context()}}
 	info := &engine.ConnInfo{Loop: l, User: c}
 	pool := &exchange.Pool{Service: silent{}}
 	rule := &snapshot.Rule{Timeouts: model.Timeouts{Request: time.Minute, Backend: time.Second}, Retry: &model.Retry{Codes: []uint16{500}, Attempts: 3}}
@@ -59,7 +60,7 @@ func TestRetryCosts(t *testing.T) {
 		x.Forward(silent{})
 		x.RequestData(body, true)
 		if again {
-			if !o.judge(x, c, rq, busy, busy.Fields[0].Value) || !rq.wait.Armed() || rq.tryEnd.Armed() || st.retrying[backend.Name] != 1 {
+			if !o.judge(x, c, rq, busy, busy.Fields[0].Value) || !rq.wait.Armed() || rq.tryEnd.Armed() || rq.retrying == nil {
 				t.Fatal("not sent again")
 			}
 			rq.tries(l)
@@ -69,7 +70,7 @@ func TestRetryCosts(t *testing.T) {
 			t.Fatal("sent again")
 		}
 		rq.accepted(x, c, ok)
-		if len(st.retrying) != 0 {
+		if rq.retrying != nil {
 			t.Fatal("still among those that are sent again")
 		}
 		x.ResponseHead(ok, true)
@@ -92,14 +93,14 @@ func TestRefusedIsNotBounded(t *testing.T) {
 	k := newCaller(t, 1, nil)
 	o, st, info := k.o, k.st, &k.c.info
 	pool := &exchange.Pool{Service: silent{}}
-	for i := range 3 * maxRetrying {
+	for i := range 3 * balance.MaxRetrying {
 		for _, code := range []exchange.Code{exchange.Closed, exchange.Refused} {
 			x := pool.Begin(silent{}, &httpmsg.Head{Method: []byte("GET"), Minor: 1}, true, info, st.l.Now())
 			rq := &reqState{x: x, snap: k.snap}
 			x.User = rq
 			rq.v.Backend, rq.v.Set = &snapshot.Backend{Name: "shop/cart:8080"}, snapshot.NewEndpointSet(nil)
 			x.Forward(silent{})
-			want := code == exchange.Refused || i < maxRetrying
+			want := code == exchange.Refused || i < balance.MaxRetrying
 			if got := o.rejudge(x, info.User.(*conn), rq, code); got != want {
 				t.Fatalf("%s %d: sent again %v", code, i, got)
 			}
@@ -108,7 +109,7 @@ func TestRefusedIsNotBounded(t *testing.T) {
 			}
 		}
 	}
-	if n := st.retrying["shop/cart:8080"]; n != maxRetrying {
-		t.Errorf("%d wait", n)
+	if st.of(k.c.pod).table.Dest(k.b).Retry() {
+		t.Error("there is a place left")
 	}
 }

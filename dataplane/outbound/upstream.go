@@ -70,6 +70,7 @@ type attempt struct {
 	host  *balance.Host
 	began int64
 	open  bool // not counted out yet
+	pipe  bool // it is an open tunnel
 	told  bool // what became of it has been told
 	cold  bool // it waits for a session to be made: how long it takes says nothing
 }
@@ -183,7 +184,16 @@ func (o *Outbound) send(x *exchange.Exchange, c *conn, rq *reqState, e *snapshot
 		o.fail(x, rq, causeOverflow, textOverflow(rq.v.Backend))
 		return
 	}
+	if x.Req.Upgrade != nil && d.FullOfTunnels() {
+		o.fail(x, rq, causeOverflow, textTunnels(rq.v.Backend))
+		return
+	}
 	h, err := st.hopFor(c.pod, rq, e, host)
+	if errors.Is(err, errEndpointGone) { // since it was chosen
+		rq.renew(o.cfg.Store.Load())
+		o.send(x, c, rq, st.pick(c.pod, rq))
+		return
+	}
 	if err != nil {
 		x.Cause = err
 		o.fail(x, rq, "wrong-peer", err.Error())
@@ -203,9 +213,21 @@ func textOverflow(b *snapshot.Backend) string {
 	return "overflow: as many requests of this pod to " + b.Name + " are under way as may be (" + strconv.Itoa(balance.MaxOpen) + ")"
 }
 
+func textTunnels(b *snapshot.Backend) string {
+	return "overflow: as many tunnels of this pod to " + b.Name + " are open as may be (" + strconv.Itoa(balance.MaxTunnels) + ")"
+}
+
 func (a *attempt) begin(d *balance.Dest, h *balance.Host, now int64, cold bool) {
 	*a = attempt{dest: d, host: h, began: now, open: true, cold: cold}
 	d.Begin(h, now)
+}
+
+// tunnelled: the attempt is an open tunnel from here on.
+func (a *attempt) tunnelled() {
+	if a.open && !a.pipe {
+		a.pipe = true
+		a.dest.Tunnel()
+	}
 }
 
 // took is how long the attempt has been under way; 0: that says nothing.
@@ -310,7 +332,11 @@ func (st *loopState) leave(x *exchange.Exchange, rq *reqState) {
 	case x.Over() && x.Ended == exchange.Server && x.Code != exchange.Timeout: // its answer broke off
 		st.blame(x.Conn.(*engine.ConnInfo).User.(*conn).pod, rq, a, x.Code, x.Cause)
 	}
-	a.dest.End(a.host)
+	if a.pipe {
+		a.dest.EndTunnel(a.host)
+	} else {
+		a.dest.End(a.host)
+	}
 	*a = attempt{}
 }
 
@@ -335,6 +361,42 @@ func httpStatus(grpc []byte) int {
 
 var errNoIdentity = errors.New("the endpoint's row has no valid SPIFFE ID")
 
+// renew makes the request go by snap: the same destination, and of it what the request
+// asked for, as they are now. What is not there any more is no endpoint.
+func (rq *reqState) renew(snap *snapshot.Snapshot) {
+	if snap == rq.snap {
+		return
+	}
+	v := &rq.v
+	if b := snap.Backend(v.Backend); b != nil {
+		v.Backend = b
+	}
+	all := snap.Endpoints(v.Backend)
+	v.Set = all.Part(v.Set)
+	if v.Pinned != nil {
+		e := all.Like(v.Pinned)
+		if e == nil || e.Health != model.HealthUnspecified && e.Health != model.Healthy { // it or none
+			v.Set = all.None()
+			e = nil
+		}
+		v.Pinned = e
+	}
+	if at := rq.session.at; at != nil {
+		e := v.Set.Like(at)
+		if e != nil && (e.Key != at.Key || !e.Usable()) {
+			e = nil
+		}
+		rq.session.at = e
+	}
+	rq.snap, rq.next = snap, choice{}
+}
+
+// lives reports whether e, which was chosen by an older snapshot, is an endpoint of b still.
+func lives(snap *snapshot.Snapshot, b *snapshot.Backend, e *snapshot.Endpoint) bool {
+	now := snap.Endpoints(snap.Backend(b)).Like(e)
+	return now != nil && now.SPIFFEID == e.SPIFFEID && now.Health != model.Unhealthy
+}
+
 // hopFor finds or makes the hop that carries requests of the pod to e, which is host.
 func (st *loopState) hopFor(p *Pod, rq *reqState, e *snapshot.Endpoint, host *balance.Host) (*hopState, error) {
 	t, _ := host.User.(*target)
@@ -349,15 +411,20 @@ func (st *loopState) hopFor(p *Pod, rq *reqState, e *snapshot.Endpoint, host *ba
 	if h := t.hop; h != nil && !h.gone && h.pin == e.SPIFFEID && h.near == near {
 		return h, nil
 	}
-	h, err := st.makeHop(p, rq.v.Backend, e, near)
+	h, err := st.makeHop(p, rq, e, near)
 	t.hop = h
 	return h, err
 }
 
-func (st *loopState) makeHop(p *Pod, b *snapshot.Backend, e *snapshot.Endpoint, near string) (*hopState, error) {
+func (st *loopState) makeHop(p *Pod, rq *reqState, e *snapshot.Endpoint, near string) (*hopState, error) {
+	b := rq.v.Backend
 	k := hopKey{p, e.Addr, b.Port, e.SPIFFEID, near}
 	if h := st.hops[k]; h != nil {
 		return h, nil
+	}
+	// Swept has done with what was there at its time: of an older world no hop is made any more.
+	if now := st.o.cfg.Store.Load(); now != rq.snap && !lives(now, b, e) {
+		return nil, errEndpointGone
 	}
 	pin, err := spiffeid.Parse(e.SPIFFEID)
 	if err != nil {

@@ -37,6 +37,7 @@ func newCaller(t testing.TB, n int, now func() int64) *caller {
 	k := &caller{b: &snapshot.Backend{Name: "shop/cart:8080", Port: 8080, SNI: "8080"}, set: snapshot.NewEndpointSet(all)}
 	k.snap = snapshot.New(snapshot.Tables{Backends: []*snapshot.Backend{k.b}, Endpoints: snapshot.NewEndpointTable([]*snapshot.EndpointSet{k.set})})
 	k.o = New(Config{Store: &snapshot.Store{}})
+	k.o.cfg.Store.Swap(k.snap)
 	k.st = k.o.loops.Make(stillLoop(t, now))
 	p := &Pod{Context: t.Context(), Container: "web"}
 	k.c = &conn{o: k.o, pod: p, st: k.st}

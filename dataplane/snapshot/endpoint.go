@@ -49,6 +49,7 @@ type EndpointSet struct {
 	all     []*Endpoint
 	levels  []Level
 	subsets *subsets // nil: no endpoint of the service has metadata that selects
+	part    string   // the conditions, of a subset; "": it is none
 }
 
 // Level is one priority's usable endpoints.
@@ -190,6 +191,32 @@ func (s *EndpointSet) Levels() []Level { return s.levels }
 // reports were unhealthy: how outlier ejection composes with priorities (contract
 // 5.5, 5.6).
 func (s *EndpointSet) LevelsWithout(aside func(i int) bool) []Level { return makeLevels(s.all, aside) }
+
+// None is the set of no endpoint.
+func (s *EndpointSet) None() *EndpointSet { return noEndpoints }
+
+// Part is what the selection that o came by leaves of s: s itself where o is no subset.
+func (s *EndpointSet) Part(o *EndpointSet) *EndpointSet {
+	if o == nil || o.part == "" {
+		return s
+	}
+	if s.subsets != nil {
+		if p := s.subsets.sets[o.part]; p != nil {
+			return p
+		}
+	}
+	return noEndpoints
+}
+
+// Like is the endpoint of s at the address of o, one of another snapshot, if it is the same
+// pod's; nil: there is none.
+func (s *EndpointSet) Like(o *Endpoint) *Endpoint {
+	i := s.Find(o.Addr)
+	if i < 0 || s.all[i].Pod != o.Pod {
+		return nil
+	}
+	return s.all[i]
+}
 
 // Find is the index of the endpoint at that address, or -1.
 func (s *EndpointSet) Find(a netip.AddrPort) int {

@@ -297,6 +297,33 @@ func (s *Snapshot) Backends() []*Backend {
 	return s.t.Backends
 }
 
+// Backend is the backend of s in the place of b, one of another snapshot; nil: nothing leads to
+// such a one any more.
+func (s *Snapshot) Backend(b *Backend) *Backend {
+	if s == nil || b == nil {
+		return nil
+	}
+	if all := s.t.Backends; uint(b.ID) < uint(len(all)) && all[b.ID] == b {
+		return b
+	}
+	svc := s.Service(b.Service)
+	if svc == nil {
+		return nil
+	}
+	same := func(o *Backend) bool { return o != nil && o.Port == b.Port && o.Class == b.Class }
+	for _, ports := range [...][]Port{svc.Ports, svc.PodPorts} {
+		for i := range ports {
+			if o := ports[i].Backend; same(o) {
+				return o
+			}
+		}
+	}
+	if same(svc.Raw) {
+		return svc.Raw
+	}
+	return nil
+}
+
 // Workload is the local pod with that container ID, or nil.
 func (s *Snapshot) Workload(containerID string) *Workload {
 	if s == nil {

@@ -64,7 +64,9 @@ func makeSubsets(all []*Endpoint, keys []string) *subsets {
 	}
 	x.sets = make(map[string]*EndpointSet, len(members))
 	for k, m := range members {
-		x.sets[k] = newSet(m) // parts of all, in its order
+		part := newSet(m) // parts of all, in its order
+		part.part = k
+		x.sets[k] = part
 	}
 	return x
 }

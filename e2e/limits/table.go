@@ -138,7 +138,9 @@ var bounds = []bound{
 	{"dataplane/hpack", "maxIndexed", "bytes of a field", "a larger field is sent without a place in the table"},
 	{"dataplane/hpack", "maxInt", "value of an integer", "connection error COMPRESSION_ERROR"},
 
-	{"dataplane/balance", "MaxOpen", "requests, or raw-TCP connections, of a pod to a destination (a port of a service), on a loop", "503, cause overflow; a connection is reset (contract 5.6)"},
+	{"dataplane/balance", "MaxOpen", "requests, or raw-TCP connections, of a pod to a destination (a port of a service), on a loop; open tunnels are not among them", "503, cause overflow; a connection is reset (contract 5.6)"},
+	{"dataplane/balance", "MaxTunnels", "open tunnels (WebSockets) of a pod to a destination, on a loop", "a request for a further one: 503, cause overflow"},
+	{"dataplane/balance", "MaxRetrying", "requests of a pod to a destination, on a loop, that are being sent again", "a further one is not sent again (contract 5.6)"},
 	{"dataplane/balance", "maxErrors", "answers of 5xx in a row", "the endpoint is ejected for this pod: nothing new is sent to it, unless it is asked for by name (contract 5.6)"},
 	{"dataplane/balance", "maxLocals", "requests or connects in a row without an answer", "the same"},
 	{"dataplane/balance", "maxEjected", "percent of a destination's endpoints", "no further one is ejected"},
@@ -162,7 +164,6 @@ var bounds = []bound{
 	{"dataplane/outbound", "mirrorAnswer", "bytes of a mirror's answer", "the rest of it is cut"},
 	{"dataplane/outbound", "mirrorWait", "time", "a mirror whose request has gone whole has not been answered whole: it is dropped; counted"},
 	{"dataplane/outbound", "maxRetries", "retries of a request, where its rule does not say", "the last answer, or failure, is the client's"},
-	{"dataplane/outbound", "maxRetrying", "requests of a loop to one destination that are being sent again", "a further one is not sent again"},
 	{"dataplane/outbound", "backoffBase", "time", "the first retry waits at most this long, each further one at most twice as long as the one before"},
 	{"dataplane/outbound", "backoffMax", "time", "and none longer than this, beyond what its rule asks for"},
 	{"dataplane/outbound", "idleLimit", "time", "a captured connection that says nothing, to a port that must be HTTP, is closed"},

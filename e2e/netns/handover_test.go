@@ -17,8 +17,13 @@ import (
 	"testing"
 	"time"
 
+	"aether/controlplane/compile"
+	"aether/dataplane"
+	"aether/dataplane/journal"
+	"aether/dataplane/model"
 	"aether/e2e/mesh"
 	"aether/e2e/rig"
+	"aether/mtls/devca"
 )
 
 var replacements = flag.Int("replacements", 3, "how often TestHandOver replaces the proxy of each node")
@@ -456,4 +461,80 @@ func TestDrainDeadline(t *testing.T) {
 	if b, err := io.ReadAll(c); err == nil {
 		t.Errorf("a relay that was cut: %q and an orderly end", b)
 	}
+}
+
+// TestCaptureOfSuccessor: a process that is about to take over has written the pod's capture rules, and
+// if it ends before the other has let go, that one still serves by them: they stay. Once it is alone it takes
+// them out; and one whose successor took them out and gave up writes them anew.
+func TestCaptureOfSuccessor(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, 2*patience)
+	r, err := rig.New(ctx, rig.Options{Nodes: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	p, err := r.AddPod(ctx, 0, "web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := devca.Open(t.TempDir(), "td", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	snap, _ := compile.Compile(&model.Mesh{})
+	pods := []model.Workload{{Namespace: "shop", Name: "web", Account: "web", ContainerID: "web", NetNS: "/run/netns/" + p.NSName(), IPs: []netip.Addr{p.IP4}, SPIFFEID: "spiffe://td/ns/shop/sa/web"}}
+	captured := func(want bool, when string) {
+		t.Helper()
+		if got := strings.Contains(tables(t, ctx, p), "aether_capture"); got != want {
+			t.Errorf("%s: captured %v, want %v", when, got, want)
+		}
+	}
+	serve := func(hold bool, during func(n *dataplane.Node)) {
+		t.Helper()
+		n, err := dataplane.New(dataplane.Config{Identities: ca.Source(time.Hour), Journal: journal.NewRing(1), Capture: true, Hold: hold})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run, stop := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- n.Run(run) }()
+		n.Apply(snap, pods)
+		if hold {
+			err = n.Open(ctx)
+		} else {
+			err = rig.Until(ctx, func(context.Context) error {
+				if !n.Ready() {
+					return errors.New("not ready")
+				}
+				return nil
+			})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		during(n)
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	serve(true, func(*dataplane.Node) { captured(true, "open") })
+	captured(true, "ended before the other had let go")
+	serve(true, func(n *dataplane.Node) { n.Alone() })
+	captured(false, "ended when it was alone")
+	serve(false, func(n *dataplane.Node) {
+		captured(true, "served")
+		n.Freeze(true)
+		if out, err := p.Command(ctx, "nft", "flush", "ruleset").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		n.Freeze(false)
+		captured(true, "the successor gave up")
+	})
+	captured(false, "ended without a successor")
 }
