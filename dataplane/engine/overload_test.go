@@ -260,8 +260,8 @@ func (s *stage) listenVital(pod *Pod, accept Accept) string {
 // part of memory; what has begun goes on, the rest waits, and its neighbour notices nothing.
 func TestPodHoldsTooMuch(t *testing.T) {
 	ck := newClock()
-	s := newStage(t, Config{Now: ck.Now, Memory: 16 << 20}) // a pod may hold a quarter
-	s.e.cfg.Used = func() uint64 { return 0 }
+	calm := func() uint64 { return 0 }
+	s := newStage(t, Config{Now: ck.Now, Memory: 16 << 20, Used: calm}) // a pod may hold a quarter
 	pod, other := s.e.AddPod("p"), s.e.AddPod("q")
 	v := &svc{pod: pod, request: local, silent: true}
 	addr, quiet := s.front(pod, v, false), s.front(other, &svc{pod: other, request: local}, false)
