@@ -9,13 +9,14 @@ die() { echo "setup: $*" >&2; exit 1; }
 
 # command:package. The race detector needs a C compiler.
 need=(nft:nftables ip:iproute2 curl:curl nginx:nginx-light haproxy:haproxy node:nodejs wrk:wrk
-	h2load:nghttp2-client ps:procps openssl:openssl gcc:gcc ld:binutils go:golang-go)
+	h2load:nghttp2-client ps:procps openssl:openssl gcc:gcc ld:binutils protoc:protobuf-compiler go:golang-go)
 
 missing=()
 for n in "${need[@]}"; do
 	PATH=$PATH:/usr/sbin:/sbin command -v "${n%%:*}" >/dev/null || missing+=("${n##*:}")
 done
 if ! [ -e /usr/include/stdlib.h ]; then missing+=(libc6-dev); fi
+if ! [ -e /usr/include/google/protobuf/any.proto ]; then missing+=(libprotobuf-dev); fi
 if ! python3 -m pip --version >/dev/null 2>&1; then missing+=(python3-pip); fi # Envoy comes as a wheel
 
 if [ ${#missing[@]} -gt 0 ]; then

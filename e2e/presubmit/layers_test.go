@@ -34,6 +34,8 @@ var places = []place{
 	{"dataplane/http2", 2, "sans-IO codec"},
 	{"dataplane/hpack", 2, "sans-IO codec"},
 	{"controlplane/endpointmeta", 2, "reads annotations into the model"},
+	{"controlplane/registrypb", 2, "the registry's messages"},
+	{"controlplane/input", 2, "what sources say to the loop, as values"},
 
 	{"dataplane/decide", 3, "decides on a snapshot, purely"},
 	{"dataplane/decide/reference", 3, "the slow and obvious decide, to test against"},
@@ -41,6 +43,7 @@ var places = []place{
 	{"dataplane/balance", 3, "picks endpoints, purely"},
 	{"dataplane/exchange", 3, "one request as a state machine"},
 	{"controlplane/compile", 3, "makes a snapshot of a model, purely"},
+	{"controlplane/registry", 3, "which rows are valid, what they mean, and where they stand in a store"},
 
 	{"mtls", 4, "TLS configurations and their verification"},
 	{"mtls/record", 4, "TLS records over memory"},
@@ -58,7 +61,6 @@ var places = []place{
 	{"meshhop", 5, "mTLS sessions and their pools"},
 	{"quic", 5, "the QUIC hop"},
 	{"tproxy/apply", 5, "puts rules into the kernel"},
-	{"controlplane/registrypb", 5, "the registry's messages"},
 
 	{"dataplane/outbound", 6, "the client's side, with policy"},
 	{"dataplane/inbound", 6, "the server's side, with policy"},
