@@ -44,6 +44,7 @@ func New(c Config) *Metrics {
 	m := &Metrics{reg: prometheus.NewRegistry()}
 	m.counts.pods = c.Pods
 	m.reg.MustRegister(&m.counts, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registerRuntime(m.reg)
 	return m
 }
 
