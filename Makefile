@@ -14,6 +14,8 @@ SEED         ?= 0
 RELAYS       ?= 6000
 # Requests of soak-retry.
 CUTS         ?= 50000
+# How long soak-blocking takes.
+SOAK         ?= 1h
 
 START := $(shell date +%s)
 
@@ -89,6 +91,10 @@ relays: setup ## Open RELAYS raw-TCP relays at once (6000; the tests: 1,500) and
 .PHONY: soak-retry
 soak-retry: ## Cut requests and connections anywhere, CUTS times (50000), and see none doubled or lost; SEED repeats a run
 	go test -race -count=1 -timeout 0 -v ./dataplane -run '^TestCuts$$' -cuts $(CUTS) -cuts-seed $(SEED)
+
+.PHONY: soak-blocking
+soak-blocking: setup ## Hold --blocking adapt against safe for SOAK (1h), with the collector at work and the machine busy (root)
+	go test -run '^$$' -bench . -benchtime 1x -timeout 0 ./bench/soak -soak $(SOAK)
 
 .PHONY: bench
 bench: setup ## Compare with the peers side by side, shortly (root)

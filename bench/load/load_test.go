@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -284,5 +285,40 @@ func TestArguments(t *testing.T) {
 		if err := start(args); err == nil {
 			t.Errorf("%q: no error", args)
 		}
+	}
+}
+
+// A connection a request, none early, and the time that a slow server costs in each.
+func TestChurn(t *testing.T) {
+	var conns sync.Map
+	to := server(t, func(w http.ResponseWriter, r *http.Request) {
+		conns.Store(r.RemoteAddr, true)
+		<-time.After(20 * time.Millisecond)
+		io.WriteString(w, "ok")
+	})
+	request := []byte("GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	began := time.Now()
+	r, err := churn(to, request, 100, 8, 500*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	conns.Range(func(any, any) bool { n++; return true })
+	if r.Requests != 50 || n != 50 {
+		t.Errorf("%d requests on %d connections, want 50 on 50", r.Requests, n)
+	}
+	if took := time.Since(began); took < 490*time.Millisecond { // the last one is due then
+		t.Errorf("all within %s", took)
+	}
+	if !(r.P50 >= 20 && r.P50 <= r.P99 && r.P99 <= r.Max) {
+		t.Errorf("percentiles: %+v", r)
+	}
+	status := server(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) })
+	if _, err := churn(status, request, 100, 2, 100*time.Millisecond); err == nil || !strings.Contains(err.Error(), "503") {
+		t.Errorf("503: %v", err)
+	}
+	hangUp := server(t, func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) })
+	if _, err := churn(hangUp, request, 100, 2, 100*time.Millisecond); err == nil {
+		t.Error("hang-up: no error")
 	}
 }

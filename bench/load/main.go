@@ -2,6 +2,7 @@
 // so that its work is not counted as a proxy's:
 //
 //	load rate      paced requests at a fixed rate, open loop
+//	load churn     the same with a connection for each
 //	load idle      many connections, each idle after one request
 //	load flood     many connections that do what they can to be a burden
 //	load download  counted streams of bytes from load source
@@ -33,7 +34,7 @@ func main() {
 
 func start(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("say which: rate, idle, flood, download, upload, first, source, banner or relay")
+		return fmt.Errorf("say which: rate, churn, idle, flood, download, upload, first, source, banner or relay")
 	}
 	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	addr := fs.String("addr", "", "literal `ip:port` to dial, or to listen on")
@@ -42,9 +43,9 @@ func start(args []string) error {
 	n := fs.Int("n", 10_000, "idle, flood: connections")
 	bytes := fs.Int64("bytes", 1e9, "download, upload: bytes, all streams together")
 	streams := fs.Int("streams", 1, "download, upload: connections")
-	qps := fs.Int("qps", 2000, "rate: requests a second, all connections together")
-	conns := fs.Int("conns", 16, "rate: connections")
-	duration := fs.Duration("duration", 3*time.Second, "rate: how long")
+	qps := fs.Int("qps", 2000, "rate, churn: requests a second, all connections together")
+	conns := fs.Int("conns", 16, "rate: connections; churn: the most at once")
+	duration := fs.Duration("duration", 3*time.Second, "rate, churn: how long")
 	if err := fs.Parse(args[1:]); err != nil {
 		return err
 	}
@@ -55,12 +56,17 @@ func start(args []string) error {
 	if *host == "" {
 		*host = *addr
 	}
-	request := []byte("GET / HTTP/1.1\r\nHost: " + *host + "\r\nUser-Agent: load\r\n\r\n")
+	head := "GET / HTTP/1.1\r\nHost: " + *host + "\r\nUser-Agent: load\r\n"
+	request := []byte(head + "\r\n")
 	var result any
 	switch args[0] {
-	case "rate":
+	case "rate", "churn":
 		if *qps < 1 || *conns < 1 || *conns > 10_000 || *duration <= 0 || float64(*qps)*duration.Seconds() > 50e6 {
-			return fmt.Errorf("rate: qps and duration must be positive (at most 50 million requests), conns 1 to 10000")
+			return fmt.Errorf("%s: qps and duration must be positive (at most 50 million requests), conns 1 to 10000", args[0])
+		}
+		if args[0] == "churn" {
+			result, err = churn(to, []byte(head+"Connection: close\r\n\r\n"), *qps, *conns, *duration)
+			break
 		}
 		result, err = paced(to, request, *qps, *conns, *duration)
 	case "idle":
@@ -85,7 +91,7 @@ func start(args []string) error {
 		}
 		return relay(to, other)
 	default:
-		return fmt.Errorf("%q is none of rate, idle, flood, download, upload, first, source, banner, relay", args[0])
+		return fmt.Errorf("%q is none of rate, churn, idle, flood, download, upload, first, source, banner, relay", args[0])
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", args[0], err)

@@ -89,6 +89,7 @@ var places = []place{
 	{"bench", beside, "measures"},
 	{"bench/load", beside, "makes load for bench"},
 	{"bench/fairness", beside, "measures a pod's neighbour, on the rig"},
+	{"bench/soak", beside, "holds two ways of waiting against each other, on the rig"},
 	{"e2e/presubmit", beside, "this test"},
 	{"e2e/rig", beside, "nodes and pods out of namespaces"},
 	{"e2e/mesh", beside, "a mesh with its proxies on the rig"},
