@@ -42,7 +42,7 @@ const (
 	conns    = 16
 	churnQPS = 50                     // connections a second and pair that carry one request
 	gcEvery  = 100 * time.Millisecond // between collections that each proxy is told to make
-	spinners = 2                      // processes that only use a processor
+	spinners = 2                      // processes that only use a processor, every other second
 	vip      = 10
 	host     = "app.shop.aether.internal:8080"
 	stall    = 250 // ms that a request may wait before it counts as one that was in a stall
@@ -79,7 +79,7 @@ func BenchmarkBlocking(b *testing.B) {
 	}
 	for i := range spinners {
 		node := sides[0].mesh.Rig.Nodes[0]
-		if _, err := sides[0].mesh.Rig.StartProcess(&node.Space, "spin"+strconv.Itoa(i), "sh", "-c", "while :; do :; done"); err != nil {
+		if _, err := sides[0].mesh.Rig.StartProcess(&node.Space, "spin"+strconv.Itoa(i), "sh", "-c", "while :; do timeout 1 sh -c 'while :; do :; done'; sleep 1; done"); err != nil {
 			b.Fatal(err)
 		}
 	}
