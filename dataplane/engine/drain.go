@@ -43,24 +43,39 @@ func (c *h1server) lastAnswer() bool { return c.l.draining && c.r == c.w }
 func (c *h2conn) serves() bool { return !c.client }
 
 // drain is drainer: the two GOAWAYs of RFC 9113 6.8, of which the second follows
-// when the client has answered the PING between them. One that does not answer
-// is not waited for once it has no stream.
+// when the client has answered the PING between them, but not before settleTime. One
+// that does not answer is not waited for once it has no stream.
 func (c *h2conn) drain() {
 	if c.client || c.closed || c.closing {
 		return
 	}
 	c.h2.Shutdown(http2.NoError)
 	c.closing = true
-	c.active = c.l.Now() // from here on it has pingWait
+	c.warned = c.l.Now()
+	c.active = c.warned // from here on it has pingWait
 	c.l.Arm(&c.timer, c, pingWait)
+	c.l.Arm(&c.life, (*parting)(c), settleTime)
 	c.mark()
 }
 
-// parting is a client's connection that came while the process drains, as the task of its timer.
+// settle names the last stream that is taken, once that is due.
+func (c *h2conn) settle() {
+	if !c.closed && c.h2.Warned() && c.l.Now()-c.warned >= settleTime {
+		c.h2.Shutdown(http2.NoError)
+		c.mark()
+	}
+}
+
+// parting is a client's connection as the task of its timer: it came while the process drains
+// and is to be told, or was told and its last stream is to be named.
 type parting h2conn
 
 // Run is reactor.Task.
-func (v *parting) Run() { (*h2conn)(v).drain() }
+func (v *parting) Run() {
+	c := (*h2conn)(v)
+	c.drain()
+	c.settle()
+}
 
 // Fail is reactor.Task.
 func (v *parting) Fail(cause error) { (*h2conn)(v).Fail(cause) }

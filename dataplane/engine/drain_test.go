@@ -104,11 +104,13 @@ func TestDrainHTTP1(t *testing.T) {
 	eventually(t, "none is left", func() bool { return s.e.Serving(t.Context()) == 0 })
 }
 
-// TestDrainHTTP2: GOAWAY comes in two steps, between which requests are taken; what is
-// under way is answered, what comes after the second is refused, and then the connection
-// ends. One that comes while the process drains is told at once, and served.
+// TestDrainHTTP2: GOAWAY comes in two steps, between which requests are taken, those too that the
+// client sends after it has answered the PING: it had begun them. What is under way is answered, what
+// comes after the second is refused, and then the connection ends. One that comes while the process
+// drains is told after a while, and served.
 func TestDrainHTTP2(t *testing.T) {
-	s := newStage(t, Config{})
+	ck := newClock()
+	s := newStage(t, Config{Now: ck.Now})
 	pod := s.e.AddPod("p")
 	svc, answer := gated(s)
 	v := svc(pod)
@@ -119,41 +121,53 @@ func TestDrainHTTP2(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	const slack = 200 * time.Millisecond // the wheel's slots
+	var last uint32
+	ask := func(p *peer2) {
+		t.Helper()
+		last += 2
+		n := v.begun.Load()
+		p.get(last, "/")
+		flush(p)
+		eventually(t, "it is taken", func() bool { return v.begun.Load() == n+1 })
+	}
+	open := func() *peer2 {
+		t.Helper()
+		p := newPeer2(t, dial(t, addr), true)
+		last = ^uint32(0) // the first is 1
+		ask(p)
+		return p
+	}
 	isPing := func(f oracle.Frame) bool { _, ok := f.(*oracle.PingFrame); return ok }
-	drained := func(p *peer2, first uint32) {
+	drained := func(p *peer2, between func(pong func())) {
 		t.Helper()
 		if g := p.goaway(); g.LastStreamID != 1<<31-1 || g.ErrCode != oracle.ErrCodeNo {
 			t.Errorf("%v, want a warning", g)
 		}
 		ping := p.next(isPing).(*oracle.PingFrame)
-		p.get(first+2, "/") // it was on its way
-		flush(p)
-		eventually(t, "it is taken", func() bool { return v.begun.Load() == int64(first+2+1)/2 })
-		p.WritePing(true, ping.Data)
-		flush(p)
-		if g := p.goaway(); g.LastStreamID != first+2 || g.ErrCode != oracle.ErrCodeNo {
-			t.Errorf("%v, want stream %d as the last", g, first+2)
+		ask(p) // it was on its way
+		between(func() { p.WritePing(true, ping.Data) })
+		if g := p.goaway(); g.LastStreamID != last || g.ErrCode != oracle.ErrCodeNo {
+			t.Errorf("%v, want stream %d as the last", g, last)
 		}
-		p.get(first+4, "/")
+		p.get(last+2, "/")
 		flush(p)
 		r := p.next(func(f oracle.Frame) bool { _, ok := f.(*oracle.RSTStreamFrame); return ok }).(*oracle.RSTStreamFrame)
-		if r.StreamID != first+4 || r.ErrCode != oracle.ErrCodeRefusedStream {
+		if r.StreamID != last+2 || r.ErrCode != oracle.ErrCodeRefusedStream {
 			t.Errorf("a request after the end: %v", r)
 		}
-		for range 2 {
+		for range (last + 1) / 2 {
 			select {
 			case answer <- struct{}{}:
 			case <-time.After(20 * time.Second):
 				t.Fatal("the application is not asked")
 			}
 		}
-		got := map[uint32]string{}
-		for range 2 {
+		for range (last + 1) / 2 {
 			f := p.next(func(f oracle.Frame) bool { _, ok := f.(*oracle.MetaHeadersFrame); return ok }).(*oracle.MetaHeadersFrame)
-			got[f.StreamID] = f.PseudoValue("status")
-		}
-		if got[first] != "200" || got[first+2] != "200" {
-			t.Errorf("answers %v", got)
+			if got := f.PseudoValue("status"); got != "200" {
+				t.Errorf("stream %d is answered %s", f.StreamID, got)
+			}
 		}
 		for {
 			if _, err := p.ReadFrame(); err != nil {
@@ -164,17 +178,23 @@ func TestDrainHTTP2(t *testing.T) {
 			}
 		}
 	}
-	p := newPeer2(t, dial(t, addr), true)
-	p.get(1, "/")
-	flush(p)
-	eventually(t, "it is under way", func() bool { return v.begun.Load() == 1 })
+	p := open()
 	s.e.Drain(t.Context())
-	drained(p, 1)
-	v.begun.Store(0)
-	p = newPeer2(t, dial(t, addr), true)
-	p.get(1, "/")
-	flush(p)
-	drained(p, 1)
+	drained(p, func(pong func()) {
+		pong()
+		ask(p)
+		ck.move(t, s.e, time.Duration(settleTime)-1)
+		ask(p)
+		ck.move(t, s.e, slack)
+	})
+	p = open()
+	ck.move(t, s.e, time.Duration(warnAfter)+slack)
+	drained(p, func(pong func()) { // nothing is named before the client knows
+		ck.move(t, s.e, time.Duration(settleTime)+slack)
+		ask(p)
+		pong()
+		flush(p)
+	})
 	eventually(t, "none is left", func() bool { return s.e.Serving(t.Context()) == 0 })
 }
 

@@ -165,6 +165,8 @@ func TestWeGoAway(t *testing.T) {
 	if got := p.status(3); got != "421" {
 		t.Errorf("a request that was under way: %s", got)
 	}
+	s.seen(t, func(c *h2conn) bool { return c.h2.Warned() })
+	ck.move(t, s.e, time.Duration(settleTime)+time.Second)
 	if g := p.goaway(); g.LastStreamID != 3 || g.ErrCode != oracle.ErrCodeNo {
 		t.Errorf("%v", g)
 	}

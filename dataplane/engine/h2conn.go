@@ -49,6 +49,7 @@ type h2conn struct {
 	tunnels    int           // streams that are tunnels
 	full       bool          // server: not read from because the client does not read
 	ticked     int64         // time of the codec's last Tick
+	warned     int64         // server: time of the first of its two GOAWAYs
 	drains     int           // streams that are drained
 	behind     bool          // left has whole frames: the pod's share of an iteration did not suffice for them
 	kept       int           // bytes that the streams hold
@@ -272,6 +273,8 @@ func (c *h2conn) tick() {
 	case quiet < limit:
 		c.h2.Idle()
 		c.l.Arm(&c.timer, c, limit-quiet)
+	case !c.client:
+		c.drain()
 	default:
 		c.h2.Shutdown(http2.NoError)
 		c.goaway, c.closing = true, true
@@ -453,6 +456,7 @@ func (c *h2conn) pump() {
 func (c *h2conn) feed(b []byte) bool {
 	n, err := c.h2.Feed(b)
 	c.behind = c.h2.Paused()
+	c.settle()
 	c.wantReap()
 	c.mark()
 	if c.closed {

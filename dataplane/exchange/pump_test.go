@@ -169,6 +169,11 @@ func (w *world) run() {
 				s.c.Shutdown(http2.NoError)
 			}
 		}
+		if len(w.reapers) > 0 && w.rnd.Intn(20) == 0 { // and is over some time after the client knows
+			if s := w.reapers[w.rnd.Intn(len(w.reapers))]; s.server && s.c.Warned() {
+				s.c.Shutdown(http2.NoError)
+			}
+		}
 		w.recycle()
 		if moved {
 			still = 0

@@ -199,10 +199,11 @@ func (c *Conn) Pongs() uint64 { return c.pongs }
 
 // Shutdown begins an end that loses no request. Open streams go on; a client's
 // Open fails. A server with NoError warns the client first (GOAWAY with the
-// highest identifier there is, RFC 9113 6.8) and goes on taking requests until
-// the client has answered the PING that follows: what it sent before it knew
-// is served. Then, or at the second call, or at once with another code, GOAWAY
-// names the last stream taken and later ones get REFUSED_STREAM. Close when
+// highest identifier there is, and PING; RFC 9113 6.8) and goes on taking
+// requests: what was sent before the client knew is served. At the second call,
+// or at once with another code, GOAWAY names the last stream taken and later
+// ones get REFUSED_STREAM. The driver makes that call some time after Warned: a
+// client answers a PING before what it has begun to send is out. Close when
 // Done. Further calls do nothing.
 func (c *Conn) Shutdown(code Code) {
 	switch {
@@ -217,6 +218,10 @@ func (c *Conn) Shutdown(code Code) {
 		c.goAway(code, "")
 	}
 }
+
+// Warned reports whether the client has answered the PING behind the warning of
+// Shutdown, and the last stream is still to be named.
+func (c *Conn) Warned() bool { return c.draining && !c.goingAway && c.pongs >= c.drainPong }
 
 // Done reports whether Shutdown has come to its end: the last stream is named, and
 // none is open. What is left is to flush Out and close.

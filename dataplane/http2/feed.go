@@ -162,9 +162,7 @@ func (c *Conn) frame(typ, flags byte, id uint32, p []byte) {
 			c.answered()
 			c.wasted(1)
 		case c.pongs < c.pings && binary.BigEndian.Uint64(p) == c.pongs+1:
-			if c.pongs++; c.draining && !c.goingAway && c.pongs >= c.drainPong {
-				c.goAway(NoError, "")
-			}
+			c.pongs++
 		default: // an answer to nothing
 			c.wasted(1)
 		}

@@ -457,7 +457,7 @@ func TestShutdown(t *testing.T) {
 }
 
 // TestGracefulShutdown: a request that was under way when the server began to
-// shut down is served, and none is begun after the client knows.
+// shut down is served, as one is that comes behind the PING's answer; none is after the second call.
 func TestGracefulShutdown(t *testing.T) {
 	begin := func() *wire {
 		w := server(t)
@@ -471,26 +471,36 @@ func TestGracefulShutdown(t *testing.T) {
 		w.WritePing(true, [8]byte{7: 1})
 		w.want("3 head GET http://a/ len=0 end", "")
 		w.sends("")
-		if w.c.Done() {
-			t.Error("done with two streams open")
+		if w.c.Done() || w.c.Warned() {
+			t.Error("done with two streams open, or warned before the answer to its own PING")
 		}
 		return w
 	}
 	w := begin()
 	w.WritePing(true, [8]byte{7: 2})
+	w.head(5, true, getRoot...) // begun before the client knew
+	w.want("5 head GET http://a/ len=0 end", "")
+	w.sends("")
+	if !w.c.Warned() {
+		t.Error("not warned with the PING answered")
+	}
+	w.c.Shutdown(NoError)
+	w.sends("GOAWAY 5 NO_ERROR")
+	if w.c.Warned() {
+		t.Error("the last stream is named, and it asks for more")
+	}
+	w.head(7, true, getRoot...)
 	w.want("", "")
-	w.sends("GOAWAY 3 NO_ERROR")
-	w.head(5, true, getRoot...)
-	w.want("", "")
-	w.sends("RST_STREAM 5 REFUSED_STREAM")
+	w.sends("RST_STREAM 7 REFUSED_STREAM")
 	w.c.Shutdown(NoError)
 	w.sends("")
 	w.h.streams[1].WriteHead(respond(204), true)
+	w.h.streams[3].WriteHead(respond(204), true)
 	if w.c.Done() {
 		t.Error("done with a stream open")
 	}
-	w.h.streams[3].WriteHead(respond(204), true)
-	w.sends("HEADERS 1 :status=204 end\nHEADERS 3 :status=204 end")
+	w.h.streams[5].WriteHead(respond(204), true)
+	w.sends("HEADERS 1 :status=204 end\nHEADERS 3 :status=204 end\nHEADERS 5 :status=204 end")
 	if !w.c.Done() {
 		t.Error("not done with no stream left")
 	}

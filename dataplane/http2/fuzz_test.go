@@ -128,6 +128,9 @@ func play(t *testing.T, client bool, in []byte, size int, rng *rand.Rand) outcom
 			s.c.Shutdown(NoError)
 		case 23:
 			s.c.Tick()
+			if s.c.Warned() {
+				s.c.Shutdown(NoError)
+			}
 		case 31:
 			s.c.Ping()
 		}

@@ -314,6 +314,11 @@ func TestServerOracle(t *testing.T) {
 			break
 		}
 		res.Body.Close()
+		p.do(func(c *Conn) {
+			if c.Warned() {
+				c.Shutdown(NoError)
+			}
+		})
 		if n > 1000 {
 			t.Fatal("requests after Shutdown go through without end")
 		}

@@ -104,14 +104,8 @@ func (f *traffic) vip(port uint16) string {
 
 // post sends the id and wants it back.
 func (f *traffic) post(ctx context.Context, rt http.RoundTripper, id string) error {
-	// Over HTTP/1 without GetBody: the client itself sends nothing a second time. Over HTTP/2 it may, and does where GOAWAY
-	// or REFUSED_STREAM says that the request was not taken (RFC 9113 6.8, 8.7); net/http answers the PING between
-	// the two GOAWAYs before what it has begun to send is out. What arrives is counted, so nothing is done twice.
-	var body io.Reader = strings.NewReader(id)
-	if tr, ok := rt.(*http.Transport); !ok || tr.Protocols == nil || !tr.Protocols.UnencryptedHTTP2() {
-		body = struct{ io.Reader }{body}
-	}
-	a, err := send(ctx, rt, "POST", trafficHost, "/", body)
+	// Without GetBody: the client itself sends nothing a second time.
+	a, err := send(ctx, rt, "POST", trafficHost, "/", struct{ io.Reader }{strings.NewReader(id)})
 	if err == nil && (a.StatusCode != 200 || a.body != id) {
 		err = fmt.Errorf("%d %q", a.StatusCode, a.body)
 	}
