@@ -147,7 +147,7 @@ func Run(b *testing.B) {
 	for name := range strings.SplitSeq(*variants, ",") {
 		i := slices.IndexFunc(known, func(v variant) bool { return v.name == name })
 		if i < 0 {
-			b.Fatalf("bench: variant %q is none of direct, ours, envoy, haproxy, floor, safe, big", name)
+			b.Fatalf("bench: variant %q is none of direct, ours, envoy, haproxy, floor, adapt, big", name)
 		}
 		site, err := s.newSite(ctx, root, known[i])
 		if err != nil {

@@ -42,7 +42,7 @@ var known = []variant{
 	{name: "envoy", prepare: prepareEnvoy, start: startEnvoy},
 	{name: "haproxy", prepare: prepareHAProxy, start: startHAProxy},
 	{name: "floor", prepare: prepareFloor, start: startFloor},
-	{name: "safe", prepare: prepareOurs, start: startSafe},
+	{name: "adapt", prepare: prepareOurs, start: startAdapt},
 	{name: "big", prepare: prepareBig, start: startOurs},
 }
 
@@ -136,10 +136,10 @@ func prepareOurs(ctx context.Context, s *site, root string) error {
 	return os.WriteFile(filepath.Join(s.conf, "mesh.yaml"), []byte(doc), 0o644)
 }
 
-func startOurs(ctx context.Context, s *site, _ work) (pair, error) { return s.proxies(ctx, "adapt") }
+func startOurs(ctx context.Context, s *site, _ work) (pair, error) { return s.proxies(ctx, "safe") }
 
-// Safe: ours, waiting as any Go program does.
-func startSafe(ctx context.Context, s *site, _ work) (pair, error) { return s.proxies(ctx, "safe") }
+// Adapt: ours, with loops that keep their processor while they wait (decision 028).
+func startAdapt(ctx context.Context, s *site, _ work) (pair, error) { return s.proxies(ctx, "adapt") }
 
 func (s *site) proxies(ctx context.Context, blocking string) (pair, error) {
 	return s.startPair(ctx, "aether-proxy", func(side string) []string {

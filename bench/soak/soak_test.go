@@ -97,7 +97,9 @@ func BenchmarkBlocking(b *testing.B) {
 					b.Logf("%s, node%d: %s", s.name, node+1, s.mesh.Proxy(node).Tail(2000))
 				}
 			}
-			b.Fatalf("round %d: %v", n+1, err)
+			both := min(len(sides[0].rounds), len(sides[1].rounds))
+			text, _ := compare(sides[0].rounds[:both], sides[1].rounds[:both])
+			b.Fatalf("round %d: %v\nup to there:\n%s", n+1, err, text)
 		}
 		for _, s := range sides {
 			r := s.rounds[len(s.rounds)-1]

@@ -71,7 +71,8 @@ const (
 	Safe Blocking = iota
 	// Adapt keeps it for the first 5 ms of a wait, so that a busy loop's
 	// wake-ups skip the scheduler. It relies on signal preemption to let the
-	// garbage collector stop the world (performance.md).
+	// garbage collector stop the world, which then lasts until the machine has
+	// run the loop's thread (docs/decisions/028-how-a-loop-waits.md).
 	Adapt
 )
 
