@@ -91,6 +91,7 @@ var phases = []phase{
 	{name: "bench=tcpup", rounds: size.load, run: rawTCP("upload", 1), skip: []string{"floor"}},
 	{name: "bench=pass", rounds: size.load, run: passthrough, skip: []string{"haproxy", "floor"}},
 	{name: "bench=idle", rounds: func(z size) int { return z.idleRounds }, run: idleConns, skip: []string{"direct", "floor"}},
+	{name: "bench=loops", rounds: size.load, run: twoPods, skip: []string{"direct", "envoy", "haproxy", "floor", "big"}},
 	{name: "bench=first", rounds: func(size) int { return 3 }, run: serverFirst, skip: []string{"haproxy", "floor"}},
 }
 
@@ -118,8 +119,9 @@ type site struct {
 	suite *suite
 	rig   *rig.Rig
 	A, B  *rig.Pod
-	Certs string // directory of the SVIDs
-	conf  string // directory of configuration made for the variant
+	C     *rig.Pod // a second one on A's node
+	Certs string   // directory of the SVIDs
+	conf  string   // directory of configuration made for the variant
 }
 
 // Run makes the comparison and reports it through b's sub-benchmarks and as tables on standard output.
@@ -147,7 +149,7 @@ func Run(b *testing.B) {
 	for name := range strings.SplitSeq(*variants, ",") {
 		i := slices.IndexFunc(known, func(v variant) bool { return v.name == name })
 		if i < 0 {
-			b.Fatalf("bench: variant %q is none of direct, ours, envoy, haproxy, floor, adapt, big", name)
+			b.Fatalf("bench: variant %q is none of direct, ours, envoy, haproxy, floor, adapt, two, big", name)
 		}
 		site, err := s.newSite(ctx, root, known[i])
 		if err != nil {
@@ -231,6 +233,9 @@ func (s *suite) newSite(ctx context.Context, root string, v variant) (_ *site, e
 		return nil, err
 	}
 	if site.B, err = r.AddPod(ctx, 1, "b"); err != nil {
+		return nil, err
+	}
+	if site.C, err = r.AddPod(ctx, 0, "c"); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(site.conf, 0o755); err != nil {

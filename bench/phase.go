@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"aether/e2e/rig"
@@ -129,6 +130,33 @@ func (s *site) paced(ctx context.Context, z *suite, qps int) (sample, error) {
 	})
 }
 
+// twoPods: two pods of the source's node at once, 16 kept connections each, so that more
+// than one loop has something to do.
+func twoPods(ctx context.Context, z *suite, s *site) (sample, error) {
+	return s.with(ctx, workHTTP, func(p pair) (sample, error) {
+		both := func(seconds int) (sum wrkResult, err error) {
+			var got [2]wrkResult
+			var errs [2]error
+			var wg sync.WaitGroup
+			for i, pod := range []*rig.Pod{s.A, s.C} {
+				wg.Go(func() { got[i], errs[i] = s.wrkIn(ctx, pod, satConns/2, seconds, false, "/") })
+			}
+			wg.Wait()
+			return wrkResult{requests: got[0].requests + got[1].requests, perSecond: got[0].perSecond + got[1].perSecond}, errors.Join(errs[:]...)
+		}
+		if _, err := both(1); err != nil {
+			return nil, err
+		}
+		got := sample{}
+		err := p.cost(got, "us/req", func() (float64, error) {
+			w, err := both(z.sat)
+			got["req/s"] = w.perSecond
+			return w.requests / 1e6, err
+		})
+		return got, err
+	})
+}
+
 // closeEach: a connection for every request, 16 at a time.
 func closeEach(ctx context.Context, z *suite, s *site) (sample, error) {
 	return s.with(ctx, workHTTP, func(p pair) (sample, error) {
@@ -201,9 +229,12 @@ func idleConns(ctx context.Context, z *suite, s *site) (sample, error) {
 			return nil, err
 		}
 		line, err := bufio.NewReader(said).ReadString('\n')
-		var after int64
+		var after, anon int64
 		if err == nil {
 			after, err = settled(ctx, p.a)
+		}
+		if err == nil {
+			anon, err = p.a.Anonymous()
 		}
 		hold.Close() // it checks that every connection is still there, and ends
 		io.Copy(io.Discard, said)
@@ -217,6 +248,7 @@ func idleConns(ctx context.Context, z *suite, s *site) (sample, error) {
 			"A-B/conn":   float64(after-before) / float64(z.idle),
 			"A-MB-empty": float64(before) / 1e6,
 			"A-MB-idle":  float64(after) / 1e6,
+			"A-MB-anon":  float64(anon) / 1e6,
 		}, nil
 	})
 }
@@ -342,11 +374,15 @@ type wrkResult struct {
 
 // wrk runs wrk in the source's pod.
 func (s *site) wrk(ctx context.Context, conns, seconds int, closing bool, path string) (wrkResult, error) {
+	return s.wrkIn(ctx, s.A, conns, seconds, closing, path)
+}
+
+func (s *site) wrkIn(ctx context.Context, pod *rig.Pod, conns, seconds int, closing bool, path string) (wrkResult, error) {
 	args := []string{"wrk", "-t1", "-c" + strconv.Itoa(conns), "-d" + strconv.Itoa(seconds) + "s", "--latency", "-H", "Host: " + serviceHost}
 	if closing {
 		args = append(args, "-H", "Connection: close")
 	}
-	out, err := output(s.A.Command(ctx, append(args, "http://"+s.target(8080).String()+path)...))
+	out, err := output(pod.Command(ctx, append(args, "http://"+s.target(8080).String()+path)...))
 	if err != nil {
 		return wrkResult{}, err
 	}

@@ -63,7 +63,8 @@ var columns = []column{
 	{"upload, s/GB A/B", "bench=tcpup", "%.2f", []string{"A-s/GB", "B-s/GB"}},
 	{"passthrough, s/GB", "bench=pass", "%.2f", []string{"A-s/GB"}},
 	{"idle, B/conn A", "bench=idle", "%.0f", []string{"A-B/conn"}},
-	{"idle, MB A empty/all", "bench=idle", "%.1f", []string{"A-MB-empty", "A-MB-idle"}},
+	{"idle, MB A empty/all/anonymous", "bench=idle", "%.1f", []string{"A-MB-empty", "A-MB-idle", "A-MB-anon"}},
+	{"two pods, µs A/B", "bench=loops", "%.1f", []string{"A-us/req", "B-us/req"}},
 	{"first byte, ms", "bench=first", "%.2f", []string{"first-byte-ms"}},
 }
 

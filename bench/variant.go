@@ -43,6 +43,7 @@ var known = []variant{
 	{name: "haproxy", prepare: prepareHAProxy, start: startHAProxy},
 	{name: "floor", prepare: prepareFloor, start: startFloor},
 	{name: "adapt", prepare: prepareOurs, start: startAdapt},
+	{name: "two", prepare: prepareOurs, start: startTwo},
 	{name: "big", prepare: prepareBig, start: startOurs},
 }
 
@@ -131,6 +132,7 @@ func prepareOurs(ctx context.Context, s *site, root string) error {
 	// All outbound TCP is captured, as it is for the peers (contract 1.5).
 	all := map[string]string{"capture.aether.io/redirect-all": "true"}
 	doc := rig.PodYAML(s.A, rig.PodManifest{Ports: "8080", Annotations: all}) +
+		rig.PodYAML(s.C, rig.PodManifest{Ports: "8080", Annotations: all}) +
 		rig.PodYAML(s.B, rig.PodManifest{Ports: "8080,9000=tcp", Annotations: all}) +
 		rig.ServiceYAML(rig.ServiceManifest{Name: "b", ClusterIPs: []netip.Addr{netip.MustParseAddr(serviceIP)}, Ports: []uint16{8080, 9000}})
 	return os.WriteFile(filepath.Join(s.conf, "mesh.yaml"), []byte(doc), 0o644)
@@ -141,13 +143,18 @@ func startOurs(ctx context.Context, s *site, _ work) (pair, error) { return s.pr
 // Adapt: ours, with loops that keep their processor while they wait (decision 028).
 func startAdapt(ctx context.Context, s *site, _ work) (pair, error) { return s.proxies(ctx, "adapt") }
 
-func (s *site) proxies(ctx context.Context, blocking string) (pair, error) {
+// Two: ours with two loops from the start.
+func startTwo(ctx context.Context, s *site, _ work) (pair, error) {
+	return s.proxies(ctx, "safe", "--min-loops", "2")
+}
+
+func (s *site) proxies(ctx context.Context, blocking string, more ...string) (pair, error) {
 	return s.startPair(ctx, "aether-proxy", func(side string) []string {
 		node := map[string]string{"a": "node1", "b": "node2"}[side]
-		return []string{
+		return append([]string{
 			filepath.Join(s.suite.tools, "aether-proxy"), "--config", s.conf, "--node", node, "--certs", s.Certs,
 			"--trust-domain", trustDomain, "--admin", "127.0.0.1:9901", "--capture", "--blocking", blocking, "--drain-time", "0s",
-		}
+		}, more...)
 	}, adminReady)
 }
 

@@ -48,6 +48,7 @@ type Config struct {
 	Owner      *listen.Owner    // nil: a new one, with nothing inherited
 	Blocking   reactor.Blocking // how loops wait
 	MaxLoops   int              // 0: GOMAXPROCS
+	MinLoops   int              // open from the start; 0: one
 	Memory     int64            // bytes of memory that the process may use; 0: no limit (see MemoryLimit)
 	Records    record.Maker     // who seals TLS records
 	Authz      string           // where the authorization service is, in grpc-go's form; empty: extauthz.Target
@@ -108,7 +109,7 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Owner == nil {
 		cfg.Owner = &listen.Owner{}
 	}
-	e, err := engine.New(engine.Config{Blocking: cfg.Blocking, MaxLoops: cfg.MaxLoops, Memory: cfg.Memory, Log: cfg.Log})
+	e, err := engine.New(engine.Config{Blocking: cfg.Blocking, MaxLoops: cfg.MaxLoops, MinLoops: cfg.MinLoops, Memory: cfg.Memory, Log: cfg.Log})
 	if err != nil {
 		return nil, err
 	}

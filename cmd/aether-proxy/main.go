@@ -40,7 +40,7 @@ type options struct {
 	handover                                    string
 	drainTime                                   time.Duration
 	memoryLimit, authz                          string
-	maxLoops                                    int
+	minLoops, maxLoops                          int
 	capture, compat, redirectAll, accessLog     bool
 	failureLog, statsPod                        bool
 	logFormat                                   string
@@ -88,6 +88,7 @@ one drains: no connection is refused or lost meanwhile.`,
 	f.StringVar(&o.logFormat, "log-format", "text", "of the log on stderr: text or json")
 	f.StringVar(&o.blocking, "blocking", "safe", "how an event loop waits: safe, or adapt, which keeps its processor for 5 ms: a tenth less of the processor's time at middling rates, and longer pauses of the garbage collector where others want the processors")
 	f.StringVar(&o.records, "records", "own", "who seals TLS records: own or std (crypto/tls)")
+	f.IntVar(&o.minLoops, "min-loops", 1, "event loops from the start; more open when those there are have no time left")
 	f.IntVar(&o.maxLoops, "max-loops", 0, "most event loops; 0: as many as processors")
 	f.StringVar(&o.memoryLimit, "memory-limit", "", "memory that the proxy may use, such as 384MiB; as it is neared, work is given up step by step. Default: GOMEMLIMIT, else 90 % of the control group's limit, else none")
 	f.BoolVar(&o.capture, "capture", false, "install the capture rules in the node's pods, as the CNI plugin does in a cluster")
@@ -124,6 +125,9 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	if o.trustDomain == "" {
 		o.trustDomain = o.domain
 	}
+	if o.minLoops < 1 || o.maxLoops > 0 && o.minLoops > o.maxLoops {
+		return fmt.Errorf("--min-loops: %d: write 1 at least, and no more than --max-loops", o.minLoops)
+	}
 	if o.drainTime < 0 {
 		return fmt.Errorf("--drain-time: %s is negative; 0 cuts at once", o.drainTime)
 	}
@@ -133,7 +137,7 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	}
 	memory, memoryFrom := dataplane.MemoryLimit(memory, "/")
 	owner := &listen.Owner{}
-	cfg := dataplane.Config{Owner: owner, Memory: memory, Capture: o.capture, Authz: o.authz, Compat: o.compat, MaxLoops: o.maxLoops, Log: log}
+	cfg := dataplane.Config{Owner: owner, Memory: memory, Capture: o.capture, Authz: o.authz, Compat: o.compat, MaxLoops: o.maxLoops, MinLoops: o.minLoops, Log: log}
 	switch o.blocking {
 	case "adapt":
 		cfg.Blocking = reactor.Adapt

@@ -75,6 +75,7 @@ const (
 // Config of an engine. The zero value is usable.
 type Config struct {
 	MaxLoops int              // 0: GOMAXPROCS
+	MinLoops int              // open from the start, MaxLoops at most; 0: one
 	Blocking reactor.Blocking // how loops wait
 	Files    int              // descriptors that the process may have; 0: RLIMIT_NOFILE as it is
 	Memory   int64            // bytes of memory that the process may use; 0: no limit, and nothing is shed for memory
@@ -105,7 +106,7 @@ type Engine struct {
 	scarce atomic.Bool // the reserve is near: ask before accepting
 }
 
-// New makes an engine with one loop, which starts with Run.
+// New makes an engine with its first loops, which start with Run.
 func New(cfg Config) (*Engine, error) {
 	if cfg.MaxLoops <= 0 {
 		cfg.MaxLoops = runtime.GOMAXPROCS(0)
@@ -121,8 +122,10 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{cfg: cfg, log: cfg.Log, pods: map[*Pod]struct{}{}, ask: make(chan struct{}, 1), budget: newFiles(cfg.Files)}
 	e.ctx, e.stop = context.WithCancel(context.Background())
-	if _, err := e.addLoop(); err != nil {
-		return nil, err
+	for range max(1, min(cfg.MinLoops, cfg.MaxLoops)) {
+		if _, err := e.addLoop(); err != nil {
+			return nil, err
+		}
 	}
 	return e, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"aether/dataplane/reactor"
 	"aether/mtls/record"
+	"aether/tproxy/socket"
 )
 
 var (
@@ -110,7 +111,7 @@ func (t *transport) shut(abort bool) {
 			_, _ = sysWrite(t.fd, b)
 		}
 	}
-	unix.Close(t.fd)
+	_ = socket.Close(t.fd)
 	t.l.putOut(t.sealed)
 	t.sealed = nil
 	t.account(0)

@@ -3,7 +3,6 @@ package rig
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -212,7 +211,13 @@ func (p *Proc) CPU() (time.Duration, error) {
 }
 
 // RSS is the resident memory in bytes of the process and its descendants.
-func (p *Proc) RSS() (int64, error) {
+func (p *Proc) RSS() (int64, error) { return p.memory("VmRSS:") }
+
+// Anonymous is what of RSS is no file's: the program's own pages are shared with whoever
+// runs it too, and dropped when memory is short.
+func (p *Proc) Anonymous() (int64, error) { return p.memory("RssAnon:") }
+
+func (p *Proc) memory(line string) (int64, error) {
 	var sum int64
 	for _, pid := range family(p.PID()) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -222,7 +227,7 @@ func (p *Proc) RSS() (int64, error) {
 			}
 			continue
 		}
-		kb, err := vmRSS(b)
+		kb, err := memoryLine(b, line)
 		if err != nil {
 			return 0, fmt.Errorf("rig: memory of %s: %w", p.Name, err)
 		}
@@ -231,14 +236,14 @@ func (p *Proc) RSS() (int64, error) {
 	return sum, nil
 }
 
-// vmRSS reads the line "VmRSS:  1234 kB" of /proc/<pid>/status.
-func vmRSS(status []byte) (int64, error) {
+// memoryLine reads a line "VmRSS:  1234 kB" of /proc/<pid>/status.
+func memoryLine(status []byte, name string) (int64, error) {
 	for line := range bytes.Lines(status) {
-		if f := strings.Fields(string(line)); len(f) == 3 && f[0] == "VmRSS:" {
+		if f := strings.Fields(string(line)); len(f) == 3 && f[0] == name {
 			return strconv.ParseInt(f[1], 10, 64)
 		}
 	}
-	return 0, errors.New("no VmRSS: the process has ended")
+	return 0, fmt.Errorf("no %s the process has ended", name)
 }
 
 // family lists pid and its living descendants.

@@ -364,8 +364,12 @@ func TestProc(t *testing.T) {
 	if cpu < before-tick || cpu > after+tick {
 		t.Errorf("CPU %s, /proc says between %s and %s", cpu, before, after)
 	}
-	if rss, err := busy.RSS(); err != nil || rss < 500<<10 || rss > 100<<20 {
+	rss, err := busy.RSS()
+	if err != nil || rss < 500<<10 || rss > 100<<20 {
 		t.Errorf("RSS %d, %v", rss, err)
+	}
+	if anon, err := busy.Anonymous(); err != nil || anon <= 0 || anon >= rss {
+		t.Errorf("of RSS %d anonymous %d, %v", rss, anon, err)
 	}
 	if !strings.Contains(busy.Tail(100), "begun") {
 		t.Errorf("log: %q", busy.Tail(100))

@@ -352,5 +352,16 @@ func SetLinger0(fd int) error {
 
 // Abort closes fd so that the peer sees a reset. It takes ownership of fd.
 func Abort(fd int) error {
-	return errors.Join(SetLinger0(fd), os.NewSyscallError("close", unix.Close(fd)))
+	return errors.Join(SetLinger0(fd), os.NewSyscallError("close", Close(fd)))
+}
+
+// Close closes fd from an event loop's thread. The scheduler is not told of it: a
+// socket that does not linger is closed at once, but what its end sets off
+// in the kernel (its peer's part, where that is on the same machine) takes so long that the
+// thread would be taken its processor from.
+func Close(fd int) error {
+	if _, _, errno := unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
 }
