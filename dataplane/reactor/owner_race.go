@@ -13,6 +13,9 @@ import (
 // orders them; this sees every call from another one, ordered or not.
 type owner struct{ tid atomic.Int64 }
 
+// ownThread: a loop keeps its thread, however it waits, so that it can be told from others.
+const ownThread = true
+
 // take makes the calling thread, which is locked to its goroutine, the loop's. Before that
 // whoever made the loop may do with it what it likes.
 func (o *owner) take() { o.tid.Store(int64(unix.Gettid())) }

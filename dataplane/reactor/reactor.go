@@ -67,12 +67,13 @@ type Task interface {
 type Blocking uint8
 
 const (
-	// Safe gives the processor to the Go scheduler while it waits.
+	// Safe gives the processor to the Go scheduler while it waits. The loop is a
+	// goroutine like others, and yields to them every yieldEvery (decision 028).
 	Safe Blocking = iota
 	// Adapt keeps it for the first 5 ms of a wait, so that a busy loop's
-	// wake-ups skip the scheduler. It relies on signal preemption to let the
-	// garbage collector stop the world, which then lasts until the machine has
-	// run the loop's thread (docs/decisions/028-how-a-loop-waits.md).
+	// wake-ups skip the scheduler, on a thread of the loop's own. It relies on
+	// signal preemption to let the garbage collector stop the world, which then lasts
+	// until the machine has run the loop's thread (decision 028).
 	Adapt
 )
 
@@ -115,6 +116,10 @@ const (
 	maxMail   = 1024                         // posted functions run in one iteration
 	maxTimers = 256                          // timers run in one iteration
 	cpuEvery  = int64(20 * time.Millisecond) // between two readings of the thread's processor time
+	// yieldEvery is a little less than the 10 ms after which the scheduler's monitor
+	// takes a goroutine's processor away, in system calls too: a loop that makes
+	// thousands a second met with that each time, and kept the monitor awake.
+	yieldEvery = int64(8 * time.Millisecond)
 )
 
 // Loop is one epoll instance with its thread. Make it with New, start it with Run.
@@ -150,6 +155,12 @@ type Loop struct {
 	seen    int64        // watchdog: the iteration already reported
 
 	cpuAt int64 // when cpu was last read
+
+	// Of Run alone.
+	yielded, ended int64 // when others had the loop's processor, and the last iteration's end
+	tid            int   // thread of the last reading
+	onThread       uint64
+	busyThen       uint64
 
 	iterations, events, wakeups, panics, slow, busy, cpu atomic.Uint64
 	registered                                           atomic.Int64
@@ -377,10 +388,19 @@ func (l *Loop) Stop() { _ = l.Post(func() { l.stop = true }) }
 // Run is the loop; it returns after Stop. Sources still registered are told to
 // Fail with ErrClosed. Call it once.
 func (l *Loop) Run() {
-	runtime.LockOSThread()
+	if l.cfg.Blocking == Adapt || ownThread {
+		runtime.LockOSThread()
+	}
 	l.owner.take()
+	l.mark()
 	for !l.stop {
 		l.iterate(true)
+		if l.cfg.Blocking == Safe && l.now-l.yielded >= yieldEvery {
+			l.readCPU()
+			runtime.Gosched()
+			l.mark() // on another thread, maybe
+			l.yielded = l.now
+		}
 	}
 	l.failAll()
 	l.mu.Lock()
@@ -424,6 +444,9 @@ func (l *Loop) iterate(block bool) {
 	l.started.Store(0)
 	n := l.wait(timeout)
 	l.now = l.cfg.Now()
+	if l.now-l.ended >= yieldEvery { // a wait that long is a yield
+		l.yielded = l.now
+	}
 	l.started.Store(l.now)
 	l.iter++
 	l.iterations.Store(l.iter)
@@ -443,7 +466,8 @@ func (l *Loop) iterate(block bool) {
 	l.wheel.advance(l, l.now)
 	l.fine.advance(l, l.now)
 	l.flush()
-	took := l.cfg.Now() - l.now
+	l.ended = l.cfg.Now()
+	took := l.ended - l.now
 	l.busy.Add(uint64(took))
 	i := 0
 	for i < len(Lags) && took > int64(Lags[i]) {
@@ -469,12 +493,25 @@ func (l *Loop) deliver(n int) {
 	}
 }
 
-// readCPU notes the processor time of the running thread, which is the loop's own:
-// what others on the machine take of it is not in it.
+// readCPU adds the processor time since the last mark or reading: what others on the
+// machine take of it is not in it. Where the scheduler has moved the loop to another thread
+// meanwhile, which it seldom does outside of a yield, the time it was busy counts.
 func (l *Loop) readCPU() {
+	tid, onThread, busy := l.tid, l.onThread, l.busyThen
+	l.mark()
+	if l.tid == tid {
+		l.cpu.Add(l.onThread - onThread)
+	} else {
+		l.cpu.Add(l.busyThen - busy)
+	}
+}
+
+// mark notes where the processor time counts from.
+func (l *Loop) mark() {
+	l.tid, l.busyThen = unix.Gettid(), l.busy.Load()
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) == nil {
-		l.cpu.Store(uint64(t.Nano()))
+		l.onThread = uint64(t.Nano())
 	}
 }
 
