@@ -54,7 +54,7 @@ func Endpoints(s *snapshot.Snapshot, m *model.Mesh) (t *snapshot.EndpointTable, 
 			return nil, false
 		}
 		for i, p := range c.classes {
-			if p.disagree != "" || p.number != svc.PodPorts[i].Number || p.class != svc.PodPorts[i].Class {
+			if p.Disagree != "" || p.Number != svc.PodPorts[i].Number || p.Class != svc.PodPorts[i].Class {
 				return nil, false
 			}
 		}

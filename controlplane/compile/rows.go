@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"aether/controlplane/endpointmeta"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 	"aether/mtls/spiffeid"
@@ -21,13 +22,6 @@ func (x *Index) group(rows []model.Endpoint) {
 	}
 }
 
-// portClass is what the majority of a service's rows says a port is.
-type portClass struct {
-	number   uint16
-	class    model.Class
-	disagree string // what each side says, when they do
-}
-
 // readRows works out what the service's rows say: which of them are valid, each
 // pod once; the classes of the ports; the default TCP port; the keys of metadata
 // that select. It reports whether anything but the endpoints changed by it.
@@ -35,7 +29,7 @@ func (s *service) readRows() (changed bool) {
 	before := *s
 	s.rowProblems = nil
 	s.valid = s.readValid()
-	s.classes, s.uniform = classes(s.valid)
+	s.classes, s.uniform = endpointmeta.Classes(s.valid, func(r *model.Endpoint) []model.Port { return r.Ports })
 	s.raw, s.rawOK = rawPort(s.valid, s.classes)
 	s.keys = subsetKeys(s.valid)
 	return !slices.Equal(before.classes, s.classes) || before.raw != s.raw || before.rawOK != s.rawOK ||
@@ -157,7 +151,9 @@ func worse(h model.Health) int {
 // most. How a proxy speaks to the application is its node's affair and never in a
 // row (contract 1.3): it tells nothing apart.
 func sameButHealth(a, b *model.Endpoint) bool {
-	samePort := func(p, q model.Port) bool { return p.Number == q.Number && p.Class == q.Class }
+	samePort := func(p, q model.Port) bool {
+		return p.Number == q.Number && p.Class == q.Class && p.AlsoUDP == q.AlsoUDP
+	}
 	return a.Pod == b.Pod && a.Node == b.Node && a.Cluster == b.Cluster && a.Region == b.Region && a.Zone == b.Zone &&
 		a.DefaultPort == b.DefaultPort && a.Weight == b.Weight && a.SPIFFEID == b.SPIFFEID &&
 		slices.EqualFunc(a.Ports, b.Ports, samePort) && maps.Equal(a.Metadata, b.Metadata)
@@ -209,63 +205,10 @@ func cleanPorts(in []model.Port) (out []model.Port, warning string) {
 	return out, warning
 }
 
-// classes is the one place where the class of a port is worked out: what most
-// rows say, HTTP before TCP before UDP in a tie (contract 1.3). Ascending by
-// number. uniform: every row declares all of them, with that class.
-func classes(rows []*model.Endpoint) (out []portClass, uniform bool) {
-	if len(rows) == 0 {
-		return nil, true
-	}
-	uniform = true
-	for _, r := range rows[1:] {
-		if !slices.EqualFunc(r.Ports, rows[0].Ports, func(a, b model.Port) bool { return a.Number == b.Number && a.Class == b.Class }) {
-			uniform = false
-			break
-		}
-	}
-	if uniform {
-		out = make([]portClass, len(rows[0].Ports))
-		for i, p := range rows[0].Ports {
-			out[i] = portClass{number: p.Number, class: p.Class}
-		}
-		return out, true
-	}
-	votes := map[uint16]*[4]int{}
-	for _, r := range rows {
-		for _, p := range r.Ports {
-			v := votes[p.Number]
-			if v == nil {
-				v = new([4]int)
-				votes[p.Number] = v
-			}
-			v[p.Class]++
-		}
-	}
-	out = make([]portClass, 0, len(votes))
-	for n, v := range votes {
-		p := portClass{number: n}
-		var said []string
-		for class := model.HTTP; class <= model.UDP; class++ {
-			if v[class] > 0 {
-				said = append(said, fmt.Sprintf("%d as %s", v[class], class))
-			}
-			if v[class] > v[p.class] {
-				p.class = class
-			}
-		}
-		if len(said) > 1 {
-			p.disagree = strings.Join(said, ", ")
-		}
-		out = append(out, p)
-	}
-	slices.SortFunc(out, func(a, b portClass) int { return cmp.Compare(a.number, b.number) })
-	return out, false
-}
-
 // rawPort is the pod port that :18082 spells (contract 4.2 step 3): the
 // declared port that most rows have, if it is TCP, else the lowest TCP port.
-func rawPort(rows []*model.Endpoint, ports []portClass) (uint16, bool) {
-	lowest := slices.IndexFunc(ports, func(p portClass) bool { return p.class == model.TCP })
+func rawPort(rows []*model.Endpoint, ports []endpointmeta.PortClass) (uint16, bool) {
+	lowest := slices.IndexFunc(ports, func(p endpointmeta.PortClass) bool { return p.Class == model.TCP })
 	if lowest < 0 {
 		return 0, false
 	}
@@ -286,11 +229,11 @@ func rawPort(rows []*model.Endpoint, ports []portClass) (uint16, bool) {
 		}
 	}
 	for _, p := range ports[lowest:] {
-		if p.class == model.TCP && p.number == declared {
+		if p.Class == model.TCP && p.Number == declared {
 			return declared, true
 		}
 	}
-	return ports[lowest].number, true
+	return ports[lowest].Number, true
 }
 
 // subsetKeys are the metadata keys of rows that a request may select by (contract 5.10), ascending.
@@ -344,7 +287,7 @@ func (x *Index) makeSets(s *service, old *snapshot.EndpointTable, put func(snaps
 	var some map[string]*snapshot.EndpointSet
 	for _, b := range s.backends {
 		var set *snapshot.EndpointSet
-		if s.uniform && slices.ContainsFunc(s.classes, func(p portClass) bool { return p.number == b.Port && p.class == b.Class }) {
+		if s.uniform && slices.ContainsFunc(s.classes, func(p endpointmeta.PortClass) bool { return p.Number == b.Port && p.Class == b.Class }) {
 			if all == nil {
 				all = keep(b.ID, snapshot.NewServiceSet(points, s.keys))
 			}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"aether/controlplane/endpointmeta"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 )
@@ -30,7 +31,7 @@ type service struct {
 
 	// What the rows say: readRows.
 	valid       []*model.Endpoint
-	classes     []portClass
+	classes     []endpointmeta.PortClass
 	uniform     bool
 	raw         uint16
 	rawOK       bool
@@ -118,8 +119,8 @@ func (x *Index) look(s *service) (changed bool) {
 		return !before.equal(&s.view)
 	}
 	for _, p := range s.classes {
-		if p.disagree != "" {
-			say(s.rule, "its pods disagree on port %d (%s): served as %s, and the others get nothing on it; declare one class in endpoint.aether.io/ports", p.number, p.disagree, p.class)
+		if p.Disagree != "" {
+			say(s.rule, "its pods disagree on port %d (%s): served as %s, and the others get nothing on it; declare one class in endpoint.aether.io/ports", p.Number, p.Disagree, p.Class)
 		}
 	}
 	x.lookAtObjects(s, say)
@@ -136,7 +137,7 @@ func (x *Index) look(s *service) (changed bool) {
 	case len(s.valid) > 0:
 		s.ports = make([]viewPort, len(s.classes))
 		for i, p := range s.classes {
-			s.ports[i] = viewPort{p.number, p.number, p.class, false}
+			s.ports[i] = viewPort{p.Number, p.Number, p.Class, false}
 		}
 	default:
 		// A generated Service without rows is the only witness of its ports.
@@ -259,8 +260,8 @@ func assumed(p model.ServicePort) model.Class {
 
 func (s *service) class(pod uint16) model.Class {
 	for i := range s.classes {
-		if s.classes[i].number == pod {
-			return s.classes[i].class
+		if s.classes[i].Number == pod {
+			return s.classes[i].Class
 		}
 	}
 	return model.ClassNone
@@ -421,7 +422,7 @@ func (x *Index) finish(s *service) {
 		out.PodPorts = out.Ports // the same by definition
 	default:
 		for _, p := range s.classes {
-			out.PodPorts = append(out.PodPorts, x.podPort(s, self, p.number, p.class))
+			out.PodPorts = append(out.PodPorts, x.podPort(s, self, p.Number, p.Class))
 		}
 		if s.user() {
 			for _, n := range s.retainedPorts() {

@@ -6,6 +6,7 @@
 //     annotation, quotes the text and says how to mend it.
 //   - What is accepted is whole: Ports is ascending, names no number twice and
 //     holds DefaultPort; no port is a reserved one.
+//   - Classes says what the pods of a service, taken together, say of its ports.
 //
 // It knows nothing of where a pod came from, of the registry or of Kubernetes types.
 package endpointmeta
@@ -200,7 +201,7 @@ func (p *parser) ports(m *Meta) {
 		p.fail(KeyPort, "%s", reserved(m.DefaultPort))
 	}
 
-	set := map[uint16]model.Port{}
+	set, udp := map[uint16]model.Port{}, map[uint16]bool{}
 	for _, entry := range strings.Split(p.ann[KeyPorts], ",") {
 		entry = strings.TrimSpace(entry)
 		if entry == "" {
@@ -225,12 +226,19 @@ func (p *parser) ports(m *Meta) {
 			p.fail(KeyPorts, "entry %q: %s", entry, reserved(port.Number))
 			continue
 		}
-		if old, twice := set[port.Number]; twice && (old.Class == model.UDP) != (port.Class == model.UDP) {
-			p.fail(KeyPorts, "port %d is declared as %s and as %s: one number with two transports is not built yet; keep one of the two",
-				port.Number, className(old.Class), className(port.Class))
+		if port.Class == model.UDP { // another transport, another port
+			udp[port.Number] = true
 			continue
 		}
 		set[port.Number] = port // same port twice: the later entry wins (contract 1.3)
+	}
+	for n := range udp {
+		if port, both := set[n]; both {
+			port.AlsoUDP = true
+			set[n] = port
+		} else {
+			set[n] = model.Port{Number: n, Class: model.UDP}
+		}
 	}
 	if _, named := set[m.DefaultPort]; !named {
 		set[m.DefaultPort] = model.Port{Number: m.DefaultPort, Class: class}
@@ -272,16 +280,6 @@ func badSuffix(s string) string {
 func reserved(n uint16) string {
 	return fmt.Sprintf("port %d is reserved by the mesh (%d is its HTTP proxy port, %d its raw-TCP spelling) and can be no application's port: let the application listen on another",
 		n, model.PortProxy, model.PortRaw)
-}
-
-func className(c model.Class) string {
-	switch c {
-	case model.HTTP:
-		return "http"
-	case model.TCP:
-		return "tcp"
-	}
-	return "udp"
 }
 
 // uds: a socket that cannot be used degrades to TCP delivery (contract 1.3, 1.7).

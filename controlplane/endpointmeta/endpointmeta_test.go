@@ -19,6 +19,9 @@ func show(m Meta) string {
 		if p.Class == model.HTTP && p.App == model.AppH2C {
 			class = "h2"
 		}
+		if p.AlsoUDP {
+			class += "+udp"
+		}
 		s = append(s, fmt.Sprintf("%d=%s", p.Number, class))
 	}
 	add := func(differs bool, format string, args ...any) {
@@ -105,8 +108,10 @@ func TestParse(t *testing.T) {
 		{"ports:18081", `! endpoint.aether.io/ports: entry "18081": port 18081 is reserved`},
 		{"ports:18082=tcp", `! endpoint.aether.io/ports: entry "18082=tcp": port 18082 is reserved`},
 		{"ports:18082=udp", `! endpoint.aether.io/ports: entry "18082=udp": port 18082 is reserved`},
-		{"ports:53=tcp,53=udp", `! endpoint.aether.io/ports: port 53 is declared as tcp and as udp: one number with two transports is not built yet`},
-		{"ports:53=udp,53", `! endpoint.aether.io/ports: port 53 is declared as udp and as http: one number with two transports is not built yet`},
+		{"ports:53=tcp,53=udp", "53=tcp+udp 8080=h1"}, // two transports are two ports
+		{"ports:53=udp,53", "53=h1+udp 8080=h1"},
+		{"ports:53=udp,53=h2,53=udp,53=tcp", "53=tcp+udp 8080=h1"},
+		{"ports:8080=udp", "8080=udp"},
 		{"ports:53=udp,53=udp", "53=udp 8080=h1"},
 
 		// endpoint.aether.io/weight

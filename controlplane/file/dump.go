@@ -345,6 +345,9 @@ func portList(ports []model.Port) string {
 			suffix = "h1"
 		}
 		s = append(s, fmt.Sprintf("%d=%s", p.Number, suffix))
+		if p.AlsoUDP {
+			s = append(s, fmt.Sprintf("%d=udp", p.Number))
+		}
 	}
 	return strings.Join(s, ",")
 }

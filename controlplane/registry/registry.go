@@ -24,35 +24,51 @@ import (
 func ParseService(key string) (model.ServiceName, error) {
 	ns, name, ok := strings.Cut(key, "/")
 	if !ok || ns == "" || name == "" || strings.Contains(name, "/") {
-		return model.ServiceName{}, fmt.Errorf("service %q: write <namespace>/<service account>", key)
+		return model.ServiceName{}, fmt.Errorf("service %.128q: write <namespace>/<service account>", key)
 	}
 	return model.ServiceName{Namespace: ns, Name: name}, nil
 }
 
-// Fault is a kind of invalid row, for counters: a closed set.
+// Fault is a kind of what cannot be used in a store, for counters: a closed set.
 type Fault string
 
-// The faults; RowFault says which is found first.
+// The faults of a row; RowFault says which is found first.
 const (
-	NoFault      Fault = ""
-	BadAddress   Fault = "bad_address"
-	NoCluster    Fault = "no_cluster"
-	NoPorts      Fault = "no_ports"
-	BadPort      Fault = "bad_port"
-	Unclassed    Fault = "unclassed_port"   // a port without a class
-	Undeclared   Fault = "undeclared_class" // a class for a port that is not declared
-	UnknownClass Fault = "unknown_class"
-	BadIdentity  Fault = "bad_identity"
+	NoFault     Fault = ""
+	BadAddress  Fault = "bad_address"
+	NoCluster   Fault = "no_cluster"
+	NoPorts     Fault = "no_ports"
+	BadPort     Fault = "bad_port"
+	Unclassed   Fault = "unclassed_port"   // a port without a class
+	Undeclared  Fault = "undeclared_class" // a class for a port that is not declared
+	BadIdentity Fault = "bad_identity"
 )
+
+// The faults of what holds rows: a key and its value.
+const (
+	BadKey    Fault = "bad_key"   // it is none of the layout's (ParseKey)
+	BadValue  Fault = "bad_value" // its bytes are no ServiceEndpoint
+	Misplaced Fault = "misplaced" // the row is not that of its key
+)
+
+// Faults are all of them.
+func Faults() []Fault {
+	return []Fault{BadAddress, NoCluster, NoPorts, BadPort, Unclassed, Undeclared, BadIdentity, BadKey, BadValue, Misplaced}
+}
 
 // RowFault says why a row cannot be used, for people, and of which kind that is
 // (contract 9.3); "" and NoFault if it can. A fault takes the whole row: it gives no
 // endpoint, port or class anywhere.
+//
+// A class that this version does not know is none: the port is not served, and the
+// rest of the row is, so that pods of a newer version do not vanish. Port 0, which
+// annotations may say and nobody can dial, and the mesh's own ports are no fault
+// either (contract 1.3).
 func RowFault(e *registrypb.ServiceEndpoint) (Fault, string) {
 	ip, err := netip.ParseAddr(e.GetIp())
 	switch {
 	case err != nil || ip.IsUnspecified() || ip.Zone() != "":
-		return BadAddress, fmt.Sprintf("ip %q is no address of a pod", e.GetIp())
+		return BadAddress, fmt.Sprintf("ip %.64q is no address of a pod", e.GetIp())
 	case e.GetClusterName() == "":
 		return NoCluster, "cluster_name is empty"
 	case len(e.GetPorts()) == 0:
@@ -60,41 +76,51 @@ func RowFault(e *registrypb.ServiceEndpoint) (Fault, string) {
 	case e.GetPort() > 65535:
 		return BadPort, fmt.Sprintf("port %d is no port", e.GetPort())
 	}
+	declared := make(map[uint32]bool, len(e.GetPorts()))
 	for _, p := range e.GetPorts() {
-		if p == 0 || p > 65535 {
+		if p > 65535 {
 			return BadPort, fmt.Sprintf("port %d is no port", p)
 		}
-		switch c, ok := e.GetPortProtocols()[p]; {
-		case !ok || c == registrypb.PortProtocol_PORT_PROTOCOL_UNSPECIFIED:
+		if e.GetPortProtocols()[p] == registrypb.PortProtocol_PORT_PROTOCOL_UNSPECIFIED {
 			return Unclassed, fmt.Sprintf("port %d has no class in port_protocols", p)
-		case c > registrypb.PortProtocol_PORT_PROTOCOL_UDP || c < 0:
-			return UnknownClass, fmt.Sprintf("port %d has the class %d, which this version does not know", p, c)
+		}
+		declared[p] = true
+	}
+	lowest, found := uint32(0), false // of those that are not declared, so that the answer hangs on no order
+	for p := range e.GetPortProtocols() {
+		if !declared[p] && (!found || p < lowest) {
+			lowest, found = p, true
 		}
 	}
-	for p := range e.GetPortProtocols() {
-		if !slices.Contains(e.GetPorts(), p) {
-			return Undeclared, fmt.Sprintf("port_protocols speaks of port %d, which is not among ports", p)
-		}
+	if found {
+		return Undeclared, fmt.Sprintf("port_protocols speaks of port %d, which is not among ports", lowest)
 	}
 	for _, p := range e.GetUdpPorts() {
-		if !slices.Contains(e.GetPorts(), p) {
+		if !declared[p] {
 			return Undeclared, fmt.Sprintf("udp_ports speaks of port %d, which is not among ports", p)
 		}
 	}
 	if id := e.GetSpiffeId(); id != "" {
 		if x, err := spiffeid.Parse(id); err != nil || x.Path() == "" {
-			return BadIdentity, fmt.Sprintf("spiffe_id %q is no workload's SPIFFE ID", id)
+			return BadIdentity, fmt.Sprintf("spiffe_id %.128q is no workload's SPIFFE ID", id)
 		}
 	}
 	return NoFault, ""
 }
 
+// known reports whether this version knows the class.
+func known(c registrypb.PortProtocol) bool {
+	return c >= registrypb.PortProtocol_PORT_PROTOCOL_HTTP && c <= registrypb.PortProtocol_PORT_PROTOCOL_UDP
+}
+
 // Protocols are the classes under which a valid row is registered, ascending, each
-// once (contract 9.4).
+// once (contract 9.4). None: it serves only what this version does not know.
 func Protocols(e *registrypb.ServiceEndpoint) []registrypb.Service_Protocol {
 	var out []registrypb.Service_Protocol
 	for _, c := range e.GetPortProtocols() {
-		out = append(out, registrypb.Service_Protocol(c))
+		if known(c) {
+			out = append(out, registrypb.Service_Protocol(c))
+		}
 	}
 	if len(e.GetUdpPorts()) > 0 {
 		out = append(out, registrypb.Service_PROTOCOL_UDP)
@@ -103,8 +129,37 @@ func Protocols(e *registrypb.ServiceEndpoint) []registrypb.Service_Protocol {
 	return slices.Compact(out)
 }
 
+// Ports are those of a valid row, ascending, no number twice, without port 0 and
+// those of classes that this version does not know. endpointmeta.Classes says from
+// all of a service's rows what class a port is of.
+func Ports(e *registrypb.ServiceEndpoint) []model.Port {
+	out := make([]model.Port, 0, len(e.GetPorts()))
+	for _, p := range e.GetPorts() {
+		c := e.GetPortProtocols()[p]
+		if p == 0 || !known(c) {
+			continue
+		}
+		out = append(out, model.Port{
+			Number: uint16(p), Class: model.Class(c),
+			AlsoUDP: c != registrypb.PortProtocol_PORT_PROTOCOL_UDP && slices.Contains(e.GetUdpPorts(), p),
+		})
+	}
+	slices.SortFunc(out, func(a, b model.Port) int { return int(a.Number) - int(b.Number) })
+	return slices.CompactFunc(out, func(a, b model.Port) bool { return a.Number == b.Number })
+}
+
+// Weight of a row. Presence is implicit: 0 on the wire is what a writer leaves who
+// says nothing, and is the default (contract 9.2), unless weightless says that it is meant.
+func Weight(e *registrypb.ServiceEndpoint) uint32 {
+	if e.GetWeight() == 0 && !e.GetWeightless() {
+		return model.DefaultWeight
+	}
+	return e.GetWeight()
+}
+
 // Endpoint is what a valid row says to the data plane. The identity is the row's
-// own, or the default one in trustDomain (contract 1.1). region and zone are the row's.
+// own, or the default one in trustDomain (contract 1.1). region and zone are the
+// row's. The endpoint shares the row's metadata, which must not change afterwards.
 func Endpoint(service model.ServiceName, trustDomain string, e *registrypb.ServiceEndpoint) (model.Endpoint, error) {
 	if _, why := RowFault(e); why != "" {
 		return model.Endpoint{}, fmt.Errorf("row %s of service %s: %s", e.GetIp(), service, why)
@@ -114,7 +169,7 @@ func Endpoint(service model.ServiceName, trustDomain string, e *registrypb.Servi
 	out := model.Endpoint{
 		Service: service, IP: ip.Unmap(), Pod: k.GetPodName(), Node: k.GetNodeName(), Cluster: e.GetClusterName(),
 		Region: e.GetLocality().GetRegion(), Zone: e.GetLocality().GetZone(), DefaultPort: uint16(e.GetPort()),
-		Weight: e.GetWeight(), Health: model.Health(e.GetHealth()), SPIFFEID: e.GetSpiffeId(), Metadata: e.GetMetadata(),
+		Ports: Ports(e), Weight: Weight(e), Health: model.Health(e.GetHealth()), SPIFFEID: e.GetSpiffeId(), Metadata: e.GetMetadata(),
 	}
 	if e.GetHealth() > registrypb.ServiceEndpoint_DRAINING || e.GetHealth() < 0 {
 		out.Health = model.Unhealthy // a state that this version does not know never gets traffic
@@ -126,13 +181,49 @@ func Endpoint(service model.ServiceName, trustDomain string, e *registrypb.Servi
 		}
 		out.SPIFFEID = id.String()
 	}
-	out.Ports = make([]model.Port, 0, len(e.GetPorts()))
-	for _, p := range e.GetPorts() {
-		out.Ports = append(out.Ports, model.Port{Number: uint16(p), Class: model.Class(e.GetPortProtocols()[p])})
-	}
-	slices.SortFunc(out.Ports, func(a, b model.Port) int { return int(a.Number) - int(b.Number) })
-	out.Ports = slices.CompactFunc(out.Ports, func(a, b model.Port) bool { return a.Number == b.Number })
 	return out, nil
+}
+
+// Local is what a row says of its pod beside its model.Endpoint: what only its own
+// node has a use for. Every field may be left out.
+type Local struct {
+	ContainerID string
+	NetNS       string // path
+	NodeIP      netip.Addr
+	Check       registrypb.ServiceEndpoint_HealthCheckMode
+}
+
+// Encode is the row of an endpoint: Endpoint gives back what it was made of, but for
+// Port.App, which never stands in a row (contract 1.3). An identity that is the
+// default one in trustDomain is left out. e's ports and metadata are as model.Endpoint
+// says; the row shares the metadata.
+func Encode(trustDomain string, e *model.Endpoint, l Local) *registrypb.ServiceEndpoint {
+	out := &registrypb.ServiceEndpoint{
+		Ip: e.IP.Unmap().String(), ClusterName: e.Cluster, Port: uint32(e.DefaultPort), Weight: e.Weight, Weightless: e.Weight == 0,
+		Health: registrypb.ServiceEndpoint_Health(e.Health), HealthCheckMode: l.Check, Metadata: e.Metadata,
+		KubernetesMetadata: &registrypb.ServiceEndpoint_KubernetesMetadata{Namespace: e.Service.Namespace, PodName: e.Pod, NodeName: e.Node},
+		Ports:              make([]uint32, 0, len(e.Ports)), PortProtocols: make(map[uint32]registrypb.PortProtocol, len(e.Ports)),
+	}
+	if e.Region != "" || e.Zone != "" {
+		out.Locality = &registrypb.ServiceEndpoint_Locality{Region: e.Region, Zone: e.Zone}
+	}
+	if l.ContainerID != "" || l.NetNS != "" {
+		out.ContainerMetadata = &registrypb.ServiceEndpoint_ContainerMetadata{ContainerId: l.ContainerID, NetworkNamespace: l.NetNS}
+	}
+	if l.NodeIP.IsValid() {
+		out.KubernetesMetadata.NodeIp = l.NodeIP.Unmap().String()
+	}
+	for _, p := range e.Ports {
+		out.Ports = append(out.Ports, uint32(p.Number))
+		out.PortProtocols[uint32(p.Number)] = registrypb.PortProtocol(p.Class)
+		if p.AlsoUDP {
+			out.UdpPorts = append(out.UdpPorts, uint32(p.Number))
+		}
+	}
+	if id, err := spiffeid.ForServiceAccount(trustDomain, e.Service.Namespace, e.Service.Name); err != nil || id.String() != e.SPIFFEID {
+		out.SpiffeId = e.SPIFFEID
+	}
+	return out
 }
 
 // Row is one row where it stands.
@@ -156,9 +247,10 @@ type Change struct {
 // Store keeps the rows of the mesh: etcd, or what Kubernetes knows of pods.
 type Store interface {
 	// Watch lists and then follows the store until ctx ends: first a whole Change,
-	// then what changes, in order, with no gap; after an interruption whole again. It
-	// connects again by itself and tells report how it fares (nil: all is well). Rows
-	// that are not valid are left out, counted, and logged once.
+	// then what changes, in order. There is no gap: after an interruption it says what
+	// changed meanwhile, or the whole again. It connects again by itself and tells
+	// report how it fares (nil: all is well). Rows that are not valid are left out,
+	// counted, and logged once. Calls come one after the other, from one goroutine.
 	Watch(ctx context.Context, on func(Change), report func(error)) error
 	// Put writes a row under every class that it serves, and takes it from those that
 	// it no longer does. A store that derives its rows does nothing.

@@ -251,7 +251,9 @@ type ServiceEndpoint struct {
 	// The pod's own SPIFFE ID, where it is not spiffe://<trust domain>/ns/<ns>/sa/<sa>.
 	SpiffeId string `protobuf:"bytes,5000,opt,name=spiffe_id,json=spiffeId,proto3" json:"spiffe_id,omitempty"`
 	// Ports of `ports` that the pod serves over UDP as well as in their class.
-	UdpPorts      []uint32 `protobuf:"varint,5001,rep,packed,name=udp_ports,json=udpPorts,proto3" json:"udp_ports,omitempty"`
+	UdpPorts []uint32 `protobuf:"varint,5001,rep,packed,name=udp_ports,json=udpPorts,proto3" json:"udp_ports,omitempty"`
+	// weight 0 is meant, and not left out: the endpoint takes no new work.
+	Weightless    bool `protobuf:"varint,5002,opt,name=weightless,proto3" json:"weightless,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -382,6 +384,13 @@ func (x *ServiceEndpoint) GetUdpPorts() []uint32 {
 		return x.UdpPorts
 	}
 	return nil
+}
+
+func (x *ServiceEndpoint) GetWeightless() bool {
+	if x != nil {
+		return x.Weightless
+	}
+	return false
 }
 
 // Service is a service with the rows of one class.
@@ -1310,7 +1319,7 @@ var File_controlplane_registrypb_registry_proto protoreflect.FileDescriptor
 
 const file_controlplane_registrypb_registry_proto_rawDesc = "" +
 	"\n" +
-	"&controlplane/registrypb/registry.proto\x12\x12aether.registry.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"\x8f\v\n" +
+	"&controlplane/registrypb/registry.proto\x12\x12aether.registry.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb0\v\n" +
 	"\x0fServiceEndpoint\x12\x0e\n" +
 	"\x02ip\x18\x01 \x01(\tR\x02ip\x12!\n" +
 	"\fcluster_name\x18\x02 \x01(\tR\vclusterName\x12\x12\n" +
@@ -1326,7 +1335,10 @@ const file_controlplane_registrypb_registry_proto_rawDesc = "" +
 	"\x05ports\x18\v \x03(\rR\x05ports\x12]\n" +
 	"\x0eport_protocols\x18\f \x03(\v26.aether.registry.v1.ServiceEndpoint.PortProtocolsEntryR\rportProtocols\x12\x1c\n" +
 	"\tspiffe_id\x18\x88' \x01(\tR\bspiffeId\x12\x1c\n" +
-	"\tudp_ports\x18\x89' \x03(\rR\budpPorts\x1a;\n" +
+	"\tudp_ports\x18\x89' \x03(\rR\budpPorts\x12\x1f\n" +
+	"\n" +
+	"weightless\x18\x8a' \x01(\bR\n" +
+	"weightless\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1ab\n" +

@@ -65,6 +65,9 @@ type Port struct {
 	Number uint16
 	Class  Class
 	App    AppCodec // meaningful for HTTP
+	// AlsoUDP: the number is served over UDP as well, which is another port of the pod.
+	// Never with Class UDP.
+	AlsoUDP bool
 }
 
 // Health of an endpoint as the registry has it (contract 9.2).
