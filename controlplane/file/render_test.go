@@ -29,7 +29,7 @@ func render(m *model.Mesh) string {
 	ports := func(ps []model.Port) string {
 		var s []string
 		for _, p := range ps {
-			s = append(s, fmt.Sprintf("%d=%s", p.Number, []string{"?", "http", "tcp", "udp"}[p.Class]+[]string{"", "/h2c"}[p.App]))
+			s = append(s, fmt.Sprintf("%d=%s", p.Number, []string{"?", "http", "tcp", "udp"}[p.Class]+[]string{"", "/h2c"}[p.App]+map[bool]string{true: "+udp"}[p.AlsoUDP]))
 		}
 		return strings.Join(s, ",")
 	}

@@ -242,13 +242,13 @@ func (s *Server) Await() {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
-	go func() {
+	go func(ended <-chan struct{}) {
 		select {
-		case <-s.ended: // nobody waits for the dead
+		case <-ended: // nobody waits for the dead
 			cancel()
 		case <-ctx.Done():
 		}
-	}()
+	}(s.ended)
 	c, err := s.newClient(ctx)
 	if err != nil {
 		s.t.Fatal(err)
