@@ -84,6 +84,7 @@ type Store struct {
 	cfg   Config
 	log   *slog.Logger
 	named names
+	pause func(failures int) time.Duration // before the store is tried again
 
 	lock   chan struct{} // held by whoever makes or takes the client
 	client *clientv3.Client
@@ -118,7 +119,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		Skipped: map[registry.Fault]*telemetry.Counter{}, cfg: cfg, log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)),
-		lock: make(chan struct{}, 1),
+		pause: retryPause, lock: make(chan struct{}, 1),
 	}
 	for _, f := range registry.Faults() {
 		s.Skipped[f] = new(telemetry.Counter)

@@ -813,7 +813,8 @@ func TestConvergence(t *testing.T) {
 	c := server.Client()
 	// What many removals during an interruption look like is no different from a store
 	// that has lost rows: they are believed after the grace.
-	s := newStore(t, Config{Endpoints: []string{"http://" + gate.Addr()}, Grace: time.Second})
+	s := newStore(t, Config{Endpoints: []string{"http://" + gate.Addr()}, Grace: 100 * time.Millisecond})
+	s.pause = func(int) time.Duration { return 20 * time.Millisecond }
 
 	// Rows are noted before they are written: whatever is seen must be among them.
 	var mu sync.Mutex
@@ -832,13 +833,19 @@ func TestConvergence(t *testing.T) {
 	defer watch.Wait()
 	defer cancel()
 
-	const steps = 1500
-	breaks := 0
+	const steps = 4000
+	breaks, open := 0, true
+	reopen := func() {
+		if err := gate.Open(); err != nil {
+			t.Fatal(err)
+		}
+		open = true
+	}
 	for i := range steps {
 		n := model.ServiceName{Namespace: "shop", Name: []string{"cart", "web", "db"}[r.IntN(3)]}
 		ip := fmt.Sprintf("10.0.0.%d", 1+r.IntN(25))
-		switch d := r.IntN(200); {
-		case d < 130:
+		switch d := r.IntN(400); {
+		case d < 230:
 			var classes []registrypb.PortProtocol
 			for _, c := range []registrypb.PortProtocol{http, tcp, udp} {
 				if r.IntN(2) == 0 {
@@ -853,30 +860,25 @@ func TestConvergence(t *testing.T) {
 			}
 			mu.Unlock()
 			put(t, near, n, e)
-		case d < 185:
+		case d < 350:
 			remove(t, near, n, ip)
-		case d < 190:
+		case d < 360:
 			compact(t, c)
-		case d < 196:
+		case d < 370:
 			gate.Cut()
 			breaks++
-		case d < 198:
+		case d < 375 && open:
 			gate.Shut()
+			open = false
 			breaks++
-		default:
-			if err := gate.Open(); err != nil {
-				t.Fatal(err)
-			}
-			if r.IntN(4) == 0 {
-				server.Kill()
-				server.Restart()
-				breaks++
-			}
-		}
-		if r.IntN(300) == 0 { // so that some interruptions are over, and what follows is heard as it happens
-			if err := gate.Open(); err != nil {
-				t.Fatal(err)
-			}
+		case d == 375 && r.IntN(2) == 0:
+			server.Kill()
+			server.Restart()
+			breaks++
+		case d < 390 && !open:
+			reopen()
+		case d >= 395: // some interruptions are over, and what follows is heard as it happens
+			reopen()
 			v.until("well", func() bool { return v.told > 0 && v.err == nil })
 		}
 	}

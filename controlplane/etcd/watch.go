@@ -48,7 +48,7 @@ func (s *Store) Watch(ctx context.Context, on func(registry.Change), report func
 			failures++
 			continue
 		}
-		wait := retryPause(failures)
+		wait := s.pause(failures)
 		failures++
 		err = fmt.Errorf("etcd: follow %v: %w; again in %v", s.cfg.Endpoints, err, wait.Round(100*time.Millisecond))
 		report(err)
