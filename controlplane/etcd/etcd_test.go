@@ -335,6 +335,34 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+// What is written right after the list, before the watch has begun, is heard; what was
+// in the list is not heard twice.
+func TestNothingBetweenListAndWatch(t *testing.T) {
+	server := etcdtest.Start(t)
+	s := newStore(t, Config{Endpoints: []string{server.Endpoint()}})
+	put(t, s, cart, row("10.0.0.1", "1"))
+	put(t, s, cart, row("10.0.0.2", "1"))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var heard []string
+	err := s.Watch(ctx, func(c registry.Change) {
+		for _, r := range c.Rows {
+			heard = append(heard, fmt.Sprintf("%v %s %v", c.Whole, r.IP, r.Endpoint != nil))
+		}
+		switch {
+		case c.Whole: // the next two revisions, and the last
+			remove(t, s, cart, "10.0.0.1")
+			put(t, s, cart, row("10.0.0.3", "1"))
+			put(t, s, cart, row("10.0.0.4", "1"))
+		case slices.ContainsFunc(c.Rows, func(r registry.Row) bool { return r.IP == "10.0.0.4" }):
+			cancel()
+		}
+	}, func(error) {})
+	if want := []string{"true 10.0.0.1 true", "true 10.0.0.2 true", "false 10.0.0.1 false", "false 10.0.0.3 true", "false 10.0.0.4 true"}; !slices.Equal(heard, want) {
+		t.Errorf("%v: heard %q, want %q", err, heard, want)
+	}
+}
+
 // Configs reads what clusters export: from every partition, and says what the key says.
 func TestConfigs(t *testing.T) {
 	server := etcdtest.Start(t)

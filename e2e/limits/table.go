@@ -248,6 +248,18 @@ var bounds = []bound{
 	{"dataplane/authz", "MaxAnswer", "bytes of an answer", "it is none: the request is refused"},
 	{"dataplane/authz", "MaxEdits", "changes in an answer", "it is none: the request is refused"},
 
+	{"controlplane/etcd", "requestTimeout", "time", "a request to etcd, or the begin of a watch, has failed; a write says so to its caller, a list is tried again"},
+	{"controlplane/etcd", "maxMessage", "bytes of an answer of etcd", "a page of the list is asked for again with a quarter of the keys; a watch is begun anew with a list"},
+	{"controlplane/etcd", "pageRows", "keys of a page of the list", "the next ones are the next page's"},
+	{"controlplane/etcd", "maxProtocols", "protocol directories of a service", "a pod's row is not taken out of further ones"},
+	{"controlplane/etcd", "pingEvery", "time", "an idle connection to etcd is asked whether it still lives"},
+	{"controlplane/etcd", "pingTimeout", "time", "a connection that does not answer is cut, and another member is asked"},
+	{"controlplane/etcd", "redialMax", "time", "the longest pause between two attempts at a member"},
+	{"controlplane/etcd", "defaultGrace", "time", "rows that the store has lost are taken away (decision 020); by `Config.Grace`"},
+	{"controlplane/etcd", "maxNamed", "bad keys and values that are remembered", "further ones are counted, and not named in the log"},
+	{"controlplane/etcd", "retryMin", "time", "the shortest pause before a store that broke off is listed again"},
+	{"controlplane/etcd", "retryMax", "time", "and the longest"},
+
 	{"controlplane/file", "maxConditions", "headers, or parameters, of a match", "the rule is refused, and matches by these alone; reported"},
 	{"controlplane/file", "maxServerNames", "hostnames of a TLSRoute", "the route is refused; reported"},
 	{"controlplane/file", "maxReasons", "reasons in an object's Invalid", "further ones are not said"},
