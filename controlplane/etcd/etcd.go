@@ -42,8 +42,9 @@ const (
 	requestTimeout = 5 * time.Second
 	// maxMessage is the largest answer, in bytes, that is taken.
 	maxMessage = 64 << 20
-	// pageRows is how many keys are asked for at once; fewer where they are large.
-	pageRows = 1000
+	// pageRows is how many keys are asked for at once; fewer where they are large. etcd
+	// walks over all that are left for each page, so that small ones cost more.
+	pageRows = 10_000
 	// maxProtocols is how many protocol directories of a service are looked into.
 	maxProtocols = 16
 	// pingEvery and pingTimeout find a server that is gone without a word. etcd

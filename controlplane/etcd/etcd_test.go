@@ -15,6 +15,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 
 	"aether/controlplane/registry"
@@ -786,7 +787,7 @@ func TestBadRows(t *testing.T) {
 			want[b.fault]++
 		}
 	}
-	const many = 5000
+	const many = 12_000 // more than a page
 	ops := []clientv3.Op{}
 	for i := range many {
 		ops = append(ops, clientv3.OpPut(fmt.Sprintf("%snobody-%d", at, i), ""))
@@ -797,7 +798,8 @@ func TestBadRows(t *testing.T) {
 	}
 	want[registry.BadKey] += many
 	good := fill(t, s)
-	good = append(good, "shop/cart PROTOCOL_HTTP 10.9.0.7")
+	put(t, s, model.ServiceName{Namespace: "shop", Name: "web"}, row("10.8.0.1", "1")) // behind all the bad ones
+	good = append(good, "shop/cart PROTOCOL_HTTP 10.9.0.7", "shop/web PROTOCOL_HTTP 10.8.0.1")
 	v, _ := follow(t, s)
 	v.has(good...)
 	for f, n := range s.Skipped {
@@ -826,6 +828,39 @@ func TestBadRows(t *testing.T) {
 	}
 	if n := strings.Count(lines, at+"10.9.0.1 "); n != 1 {
 		t.Errorf("one bad row was named %d times", n)
+	}
+}
+
+// Pages that are larger than an answer may be are asked for in smaller ones, and hold
+// together what stood there at one moment.
+func TestPagesOfLargeRows(t *testing.T) {
+	server := etcdtest.Start(t)
+	s := newStore(t, Config{Endpoints: []string{server.Endpoint()}})
+	for i := range 60 {
+		put(t, s, cart, row(fmt.Sprintf("10.0.0.%d", i+1), strings.Repeat("x", 200)))
+	}
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{server.Endpoint()}, MaxCallRecvMsgSize: 4096, MaxCallSendMsgSize: 4096, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var got []string
+	if _, err := s.pages(t.Context(), c, registry.Root, func(k, _ []byte) {
+		if len(got) == 0 { // what comes while it is read is not of it
+			put(t, s, cart, row("9.0.0.9", "1"))
+			remove(t, s, cart, "10.0.0.60")
+		}
+		got = append(got, strings.TrimPrefix(string(k), registry.Root))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for i := range 60 {
+		want = append(want, fmt.Sprintf("local/clusters/local/ns/shop/services/cart/protocols/PROTOCOL_HTTP/endpoints/10.0.0.%d", i+1))
+	}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("%d keys: %q", len(got), got)
 	}
 }
 
