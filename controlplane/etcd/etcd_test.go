@@ -648,6 +648,76 @@ func TestSetBack(t *testing.T) {
 	})
 }
 
+// What else a store that has lost rows looks like, when it is reached again: nothing is
+// taken away at once, and the report says what was found.
+func TestLostWhileAway(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		lose func(t *testing.T, near *Store, gate *etcdtest.Gate)
+		says string // empty: nothing is amiss
+		gone int
+	}{
+		{"all rows, in its own history", func(t *testing.T, near *Store, _ *etcdtest.Gate) {
+			for i := range 20 {
+				remove(t, near, cart, fmt.Sprintf("10.0.0.%d", i+1))
+			}
+		}, "the store is empty, and had 20 rows", 0},
+		{"most of them", func(t *testing.T, near *Store, _ *etcdtest.Gate) {
+			for i := range 18 {
+				remove(t, near, cart, fmt.Sprintf("10.0.0.%d", i+1))
+			}
+		}, "the store has lost 18 of 20 rows at once", 0},
+		{"half of them, which is a roll", func(t *testing.T, near *Store, _ *etcdtest.Gate) {
+			for i := range 10 {
+				remove(t, near, cart, fmt.Sprintf("10.0.0.%d", i+1))
+			}
+		}, "", 10},
+		{"another cluster's", func(t *testing.T, _ *Store, gate *etcdtest.Gate) {
+			other := etcdtest.Start(t)
+			s := newStore(t, Config{Endpoints: []string{other.Endpoint()}})
+			for i := range 19 { // it has more revisions, and lacks one row
+				put(t, s, cart, row(fmt.Sprintf("10.0.0.%d", i+1), "1"))
+				put(t, s, cart, row(fmt.Sprintf("10.0.0.%d", i+1), "1"))
+			}
+			gate.Lead(other.Addr())
+		}, "another cluster's", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			server := etcdtest.Start(t)
+			gate := etcdtest.NewGate(t, server.Addr())
+			near := newStore(t, Config{Endpoints: []string{server.Endpoint()}})
+			s := newStore(t, Config{Endpoints: []string{"http://" + gate.Addr()}, Grace: time.Hour})
+			want := fill(t, near)
+			v, _ := follow(t, s)
+			v.has(want...)
+			v.until("well", func() bool { return v.told > 0 && v.err == nil })
+			gate.Shut()
+			v.until("a report", func() bool { return v.err != nil })
+			tt.lose(t, near, gate)
+			if err := gate.Open(); err != nil {
+				t.Fatal(err)
+			}
+			if tt.says == "" {
+				v.has(want[tt.gone:]...)
+				v.until("well", func() bool { return v.err == nil })
+				return
+			}
+			v.until(tt.says, func() bool { return v.err != nil && strings.Contains(v.err.Error(), tt.says) })
+			v.has(want...)
+		})
+	}
+}
+
+func TestRetryPause(t *testing.T) {
+	for n := range 40 {
+		for range 100 {
+			if d := retryPause(n); d < retryMin || d > retryMax || n > 4 && d < retryMax/2 || n == 0 && d > 2*retryMin {
+				t.Fatalf("after %d failures %v", n, d)
+			}
+		}
+	}
+}
+
 // Users and passwords: without, nothing is read and the report says why; with, all works,
 // also after a restart, when old tokens mean nothing.
 func TestAuth(t *testing.T) {

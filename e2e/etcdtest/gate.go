@@ -10,9 +10,10 @@ import (
 // Gate forwards TCP to an address while it is open: a network between a client and a
 // server, which can fail. Safe for concurrent use.
 type Gate struct {
-	addr, to string
+	addr string
 
 	mu    sync.Mutex
+	to    string
 	ln    net.Listener // nil: shut
 	conns map[net.Conn]struct{}
 	all   sync.WaitGroup
@@ -21,7 +22,7 @@ type Gate struct {
 // NewGate makes an open gate in front of to. It is shut with the test.
 func NewGate(t testing.TB, to string) *Gate {
 	t.Helper()
-	g := &Gate{addr: newIP() + ":0", to: to, conns: map[net.Conn]struct{}{}}
+	g := &Gate{to: to, addr: newIP() + ":0", conns: map[net.Conn]struct{}{}}
 	if err := g.Open(); err != nil {
 		t.Fatal(err)
 	}
@@ -65,6 +66,14 @@ func (g *Gate) Shut() {
 	}
 }
 
+// Lead leads to another address from now on, and cuts what leads to the old one.
+func (g *Gate) Lead(to string) {
+	g.mu.Lock()
+	g.to = to
+	g.mu.Unlock()
+	g.Cut()
+}
+
 // Cut cuts every connection that there is; new ones are let through.
 func (g *Gate) Cut() {
 	g.mu.Lock()
@@ -86,13 +95,16 @@ func (g *Gate) accept(ln net.Listener) {
 
 func (g *Gate) forward(ln net.Listener, from net.Conn) {
 	defer from.Close()
-	to, err := net.Dial("tcp", g.to)
+	g.mu.Lock()
+	addr := g.to
+	g.mu.Unlock()
+	to, err := net.Dial("tcp", addr)
 	if err != nil {
 		return
 	}
 	defer to.Close()
 	g.mu.Lock()
-	if g.ln != ln { // shut meanwhile
+	if g.ln != ln || g.to != addr { // shut meanwhile, or led elsewhere
 		g.mu.Unlock()
 		return
 	}
