@@ -334,7 +334,7 @@ func TestDribble(t *testing.T) {
 }
 
 // serveHTTP runs an application of the standard library's, HTTP/1 and h2c.
-func serveHTTP(t *testing.T, h http.Handler) netip.AddrPort {
+func serveHTTP(t testing.TB, h http.Handler) netip.AddrPort {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
