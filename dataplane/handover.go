@@ -65,6 +65,7 @@ func (n *Node) withoutIdentityLocked() (pods []string) {
 
 // releaseLocked ends the hold.
 func (n *Node) releaseLocked() {
+	defer n.syncedLocked()
 	n.held = false
 	want := map[string]bool{"": true} // what is of no pod is not ours
 	for i := range n.want {

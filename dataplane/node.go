@@ -55,7 +55,10 @@ type Config struct {
 	Compat     bool             // accept Envoy-based peers: TLS 1.2, no server name (design 9)
 	Capture    bool             // install the capture rules in the pods, as the CNI plugin would
 	Hold       bool             // accept nothing before Open, and leave capture rules where they are until Alone: the Owner's sockets are still another process's, too
-	Log        *slog.Logger     // nil: discard
+	// Ready: the pod's application answers its probe, which is what /-/-/ready says of
+	// it over the hop (contract 4.11). It must not wait. nil: nobody probes, and all do.
+	Ready func(container string) bool
+	Log   *slog.Logger // nil: discard
 }
 
 // Node is the data plane of one node. Make it with New, run it with Run.
@@ -84,6 +87,7 @@ type Node struct {
 	guest    bool            // a predecessor serves, or may: the pods' capture is not this process's to take out
 	draining bool
 	news     chan struct{} // of one: the state or an identity changed
+	synced   chan struct{} // closed and replaced when pods were opened or dropped
 
 	socks sync.Map // container → *sockets: what a dial needs, without the lock that Apply holds
 	near  sync.Map // container → *inbound.Neighbour, likewise
@@ -115,7 +119,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n := &Node{
 		cfg: cfg, log: cfg.Log, engine: e, factory: socket.NewFactory(), pods: map[string]*pod{}, problems: map[string]model.Problem{},
-		held: cfg.Hold, guest: cfg.Hold, news: make(chan struct{}, 1),
+		held: cfg.Hold, guest: cfg.Hold, news: make(chan struct{}, 1), synced: make(chan struct{}),
 	}
 	n.certs = mtls.NewStore(mtls.Config{Source: cfg.Identities, Changed: n.certChanged})
 	n.dialer = &meshhop.Dialer{
@@ -127,7 +131,7 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log, Neighbour: n.neighbour})
-	n.in = inbound.New(inbound.Config{Store: &n.store, Acceptor: n.acceptor, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log})
+	n.in = inbound.New(inbound.Config{Store: &n.store, Acceptor: n.acceptor, Journal: cfg.Journal, Authz: n.authz, Ready: cfg.Ready, Log: cfg.Log})
 	return n, nil
 }
 
@@ -262,6 +266,7 @@ func (n *Node) syncLocked() {
 	if n.frozen || n.gone {
 		return // what is new is the successor's to serve
 	}
+	defer n.syncedLocked()
 	want := map[string]*model.Workload{}
 	for i := range n.want {
 		want[n.want[i].ContainerID] = &n.want[i]

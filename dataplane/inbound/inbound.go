@@ -53,7 +53,9 @@ type Config struct {
 	Acceptor *meshhop.Acceptor
 	Journal  journal.Observer
 	Authz    *extauthz.Service // nil: nobody can be asked, and what a filter wants asked is refused
-	Log      *slog.Logger      // nil: discard
+	// Ready: the pod's application answers its probe (contract 4.11). It must not wait. nil: nobody probes, and all do.
+	Ready func(container string) bool
+	Log   *slog.Logger // nil: discard
 }
 
 // Inbound serves the pods that are added to it.
@@ -292,6 +294,8 @@ func appAddr(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
 }
 
+const textNotReady = "the application does not answer its probe, or has not yet: see endpoint.aether.io/port and health-path of the pod\n"
+
 const causeNoTunnel = "upgrade-not-supported"
 
 var (
@@ -313,6 +317,9 @@ func (in *Inbound) Request(x *exchange.Exchange) {
 	snap := in.cfg.Store.Load()
 	rq.version = snap.Version()
 	rq.v = decide.Route(snap, &c.flow, &x.Req, 0, nil)
+	if rq.v.Reason == decide.Ready && rq.v.Status == 200 && in.cfg.Ready != nil && !in.cfg.Ready(c.pod.Container) {
+		rq.v.Status, rq.v.Text = 503, textNotReady // no snapshot knows of it: it changes with each probe
+	}
 	switch rq.v.Action {
 	case decide.Deliver:
 		if in.overloaded(x, c, rq) {

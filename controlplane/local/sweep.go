@@ -1,0 +1,367 @@
+package local
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"aether/controlplane/endpointmeta"
+	"aether/controlplane/registry"
+	"aether/controlplane/registrypb"
+	"aether/tproxy/netns"
+)
+
+// Bounds of the sweep (contract 13.4).
+const (
+	sweepInterval = time.Minute
+	sweepPause    = 5 * time.Second  // between two, however often the registry is reached again
+	listTimeout   = 20 * time.Second // of a listing, and of an eviction
+	missedPasses  = 3                // before a stale namespace, or a lost pod, counts
+	pruneFree     = 2                // so many records may go in a pass
+	pruneShare    = 30               // percent of the pods that may go beyond that
+	maxEvictions  = 2                // a pass
+)
+
+// ReasonAddLost is of the event on a pod that is evicted because its add was lost.
+const ReasonAddLost = "AetherCNIAddLost"
+
+const textAddLost = "the pod runs on this node and its mesh proxy does not know it: it is evicted, so that it is made anew"
+
+// Cluster is what the API server knows of the node's pods.
+type Cluster interface {
+	// Pods are all pods of the node that it has. An error: not known now.
+	Pods(ctx context.Context) ([]ClusterPod, error)
+	// Evict asks for a pod's eviction, and leaves an event on it that says why.
+	Evict(ctx context.Context, p ClusterPod, reason, message string) error
+}
+
+// ClusterPod is a pod as the API server has it.
+type ClusterPod struct {
+	Namespace, Name, UID string
+	Labels               map[string]string
+	Addresses            int
+	// Live: it runs, is not being deleted, and has a network of its own.
+	Live bool
+}
+
+func (p *ClusterPod) name() string { return p.Namespace + "/" + p.Name }
+
+// lostPod is a live pod that is not here.
+type lostPod struct {
+	passes  int
+	evicted bool
+}
+
+// Resync asks for a sweep soon: the registry can be reached again. It does not wait.
+func (l *Pods) Resync() {
+	select {
+	case l.resync <- struct{}{}:
+	default:
+	}
+}
+
+// sweeps runs until ctx ends: at the start, every minute, and when the registry is reached again.
+func (l *Pods) sweeps(ctx context.Context) {
+	every := time.NewTicker(sweepInterval)
+	defer every.Stop()
+	for {
+		l.sweep(ctx)
+		pause := time.NewTimer(sweepPause)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		}
+		select { // the time; or a reason
+		case <-every.C:
+		case <-l.resync:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// sweep makes storage and registry agree, both directions (contract 13.4). What cannot
+// be listed changes nothing.
+func (l *Pods) sweep(ctx context.Context) {
+	before := l.gens()
+	rows, rowsErr := l.list(ctx)
+	known, clusterErr := l.cluster(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	for what, err := range map[string]error{"the node's rows": rowsErr, "the node's pods": clusterErr} {
+		if err != nil {
+			l.Counts.SweepErrors.Inc()
+			l.quiet.Warn("sweep "+what, "the sweep cannot list "+what+": that half waits for the next one", "err", err)
+		}
+	}
+	l.prune(ctx, known)
+	if rowsErr == nil {
+		l.compare(rows, before)
+	}
+	if known != nil {
+		l.evictLost(ctx, known)
+	}
+}
+
+// list is the registry's side: nil and no error is an empty one.
+func (l *Pods) list(ctx context.Context) ([]registry.Row, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	return l.cfg.Registry.OfNode(ctx, l.cfg.Place.Node)
+}
+
+// clusterPods are the API server's, by both of their names.
+type clusterPods struct {
+	list   []ClusterPod
+	byUID  map[string]bool
+	byName map[string]bool
+}
+
+// has reports whether the API server has p. A name may have been given anew.
+func (c *clusterPods) has(p *pod) bool {
+	if p.rec.UID != "" {
+		return c.byUID[p.rec.UID]
+	}
+	return c.byName[p.name()]
+}
+
+// cluster is the API server's side; nil: it is not known.
+func (l *Pods) cluster(ctx context.Context) (*clusterPods, error) {
+	if l.cfg.Cluster == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	list, err := l.cfg.Cluster.Pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &clusterPods{list, map[string]bool{}, map[string]bool{}}
+	for i := range list {
+		c.byUID[list[i].UID], c.byName[list[i].name()] = true, true
+	}
+	return c, nil
+}
+
+// gens are the states of rows that are wanted now: a listing that began later and
+// contradicts them is right, if they are the same still.
+func (l *Pods) gens() map[rowKey]uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make(map[rowKey]uint64, len(l.rows))
+	for k, r := range l.rows {
+		if r.tried == r.gen {
+			out[k] = r.gen
+		}
+	}
+	return out
+}
+
+// prune removes records of pods that are no more.
+func (l *Pods) prune(ctx context.Context, known *clusterPods) {
+	l.mu.Lock()
+	pods := make([]*pod, 0, len(l.pods))
+	for _, p := range l.pods {
+		pods = append(pods, p)
+	}
+	l.mu.Unlock()
+	slices.SortFunc(pods, func(a, b *pod) int { return int(a.order) - int(b.order) })
+	gone := make(map[*pod]bool, len(pods)) // its namespace
+	for _, p := range pods {
+		if ctx.Err() != nil {
+			return
+		}
+		err := l.cfg.NetNS(p.rec.NetNS) // not under the lock: it opens a file
+		if err != nil && !errors.Is(err, netns.ErrGone) {
+			l.quiet.Warn("netns", "a pod's network namespace cannot be looked at", "pod", p.name(), "err", err)
+		}
+		gone[p] = errors.Is(err, netns.ErrGone)
+	}
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var stale []*pod
+	for _, p := range pods {
+		if l.pods[p.rec.ContainerID] != p {
+			continue // removed, or added again, meanwhile
+		}
+		// What came since the last pass is not judged: whoever is asked may not have heard of it.
+		judged := p.settled
+		p.settled = true
+		if known != nil && judged && !known.has(p) {
+			l.log.Warn("a pod that the API server does not have is forgotten", "pod", p.name(), "container", p.rec.ContainerID)
+			if l.forgetLocked(p) == nil {
+				l.Counts.OrphansPruned.Inc()
+			}
+			continue
+		}
+		if !gone[p] {
+			p.stale = 0
+			continue
+		}
+		if p.stale = min(p.stale+1, missedPasses); p.stale == missedPasses {
+			stale = append(stale, p)
+		}
+	}
+	if len(stale) > pruneFree && len(stale)*100 > len(l.pods)*pruneShare {
+		l.Counts.PruneBreakerTripped.Inc()
+		l.log.Error("too many network namespaces are gone at once: no pod is forgotten; look at the node's directory of namespaces, and whether its mounts reach this process",
+			"gone", len(stale), "pods", len(l.pods))
+		return
+	}
+	for _, p := range stale {
+		l.log.Warn("a pod whose network namespace is gone is forgotten", "pod", p.name(), "container", p.rec.ContainerID, "netns", p.rec.NetNS)
+		if l.forgetLocked(p) == nil {
+			l.Counts.StalePruned.Inc()
+		}
+	}
+}
+
+// compare makes the node's rows what storage says.
+func (l *Pods) compare(rows []registry.Row, before map[rowKey]uint64) {
+	listed := map[rowKey][]registry.Row{}
+	for _, r := range rows {
+		if r.Endpoint.GetKubernetesMetadata().GetNodeName() == l.cfg.Place.Node {
+			k := rowKey{r.Service, r.IP}
+			listed[k] = append(listed[k], r)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	keys := make(map[rowKey]bool, len(l.pods))
+	for _, p := range l.pods {
+		if p.fault == nil {
+			keys[p.key()] = true
+		}
+	}
+	for k := range listed {
+		keys[k] = true
+	}
+	for k := range keys {
+		if r := l.rows[k]; r != nil && before[k] != r.gen {
+			continue // it changed since: the listing may be older
+		}
+		p := l.holderLocked(k)
+		var want *registrypb.ServiceEndpoint
+		if p != nil {
+			want = l.rowOf(p)
+		}
+		have := listed[k]
+		switch {
+		case want == nil && len(have) == 0:
+		case want == nil:
+			l.Counts.GhostsRemoved.Inc()
+			l.rarely.Warn("ghost "+k.service.String()+" "+k.ip, "a row of this node without a pod is removed", "service", k.service, "ip", k.ip,
+				"pod", have[0].Endpoint.GetKubernetesMetadata().GetPodName())
+			l.settleLocked(k, true)
+		case len(have) == 0 && p.rec.Phase != alive:
+			// It leaves: what has gone already does not come back.
+		case len(have) == 0:
+			l.Counts.MissingRegistered.Inc()
+			l.rarely.Warn("missing "+k.service.String()+" "+k.ip, "a pod without its row is registered", "pod", p.name(), "service", k.service)
+			l.settleLocked(k, true)
+		default:
+			same, extra := l.agrees(have, want)
+			if same && !extra {
+				continue
+			}
+			l.Counts.Corrected.Inc()
+			l.rarely.Warn("wrong "+k.service.String()+" "+k.ip, "a row that does not say what its pod does is written anew", "pod", p.name(), "service", k.service)
+			l.settleLocked(k, true)
+			l.rows[k].anew = l.rows[k].anew || extra
+		}
+	}
+}
+
+// agrees reports whether the rows of one address say what is wanted under every class
+// it serves (same), and whether there are some under others (extra).
+func (l *Pods) agrees(have []registry.Row, want *registrypb.ServiceEndpoint) (same, extra bool) {
+	classes := registry.Protocols(want)
+	found := 0
+	same = true
+	for _, r := range have {
+		if !slices.Contains(classes, r.Protocol) {
+			extra = true
+			continue
+		}
+		found++
+		same = same && alike(r.Endpoint, want)
+	}
+	return same && found == len(classes), extra
+}
+
+// alike compares what a row says to others. Where the container is, and who watches it, is
+// not theirs, and a store that derives its rows knows neither.
+func alike(a, b *registrypb.ServiceEndpoint) bool {
+	plain := func(e *registrypb.ServiceEndpoint) *registrypb.ServiceEndpoint {
+		c := proto.CloneOf(e)
+		c.ContainerMetadata, c.HealthCheckMode = nil, 0
+		c.ProtoReflect().SetUnknown(nil)
+		return c
+	}
+	return proto.Equal(plain(a), plain(b))
+}
+
+// evictLost evicts live pods whose add was lost.
+func (l *Pods) evictLost(ctx context.Context, known *clusterPods) {
+	l.mu.Lock()
+	here := map[string]bool{}
+	for _, p := range l.pods {
+		if here[p.rec.UID] = true; p.rec.UID == "" {
+			here[p.name()] = true
+		}
+	}
+	missing := map[string]bool{}
+	var evict []ClusterPod
+	for _, p := range known.list {
+		id := cmp.Or(p.UID, p.name())
+		if !p.Live || endpointmeta.Ignorable(p.Namespace, p.Labels, p.Addresses) || here[id] || here[p.name()] {
+			continue
+		}
+		missing[id] = true
+		lost := l.lost[id]
+		if lost == nil {
+			lost = &lostPod{}
+			l.lost[id] = lost
+			l.Counts.MissingStorage.Inc()
+		}
+		if lost.passes = min(lost.passes+1, missedPasses); lost.passes == missedPasses && !lost.evicted && len(evict) < maxEvictions {
+			evict = append(evict, p)
+		}
+	}
+	maps.DeleteFunc(l.lost, func(id string, _ *lostPod) bool { return !missing[id] })
+	l.mu.Unlock()
+	for _, p := range evict {
+		in, cancel := context.WithTimeout(ctx, listTimeout)
+		err := l.cfg.Cluster.Evict(in, p, ReasonAddLost, textAddLost)
+		cancel()
+		if err != nil { // such as a PodDisruptionBudget: again with the next pass
+			l.Counts.SweepErrors.Inc()
+			l.rarely.Warn("evict "+p.name(), "a pod whose add was lost cannot be evicted", "pod", p.name(), "err", err)
+			continue
+		}
+		l.Counts.LostAddEvictions.Inc()
+		l.log.Warn("a pod whose add was lost is evicted", "pod", p.name(), "uid", p.UID)
+		l.mu.Lock()
+		if lost := l.lost[cmp.Or(p.UID, p.name())]; lost != nil {
+			lost.evicted = true
+		}
+		l.mu.Unlock()
+	}
+}
+
+func checkNetNS(path string) error {
+	ns, err := netns.Open(path)
+	if err != nil {
+		return err
+	}
+	return ns.Close()
+}
