@@ -229,7 +229,8 @@ func (l *Pods) prune(ctx context.Context, known *clusterPods) {
 func (l *Pods) compare(rows []registry.Row, before map[rowKey]uint64) {
 	listed := map[rowKey][]registry.Row{}
 	for _, r := range rows {
-		if r.Endpoint.GetKubernetesMetadata().GetNodeName() == l.cfg.Place.Node {
+		// Another cluster may have a node of the same name.
+		if r.Endpoint.GetKubernetesMetadata().GetNodeName() == l.cfg.Place.Node && r.Endpoint.GetClusterName() == l.cfg.Place.Cluster {
 			k := rowKey{r.Service, r.IP}
 			listed[k] = append(listed[k], r)
 		}

@@ -470,8 +470,10 @@ func (x *WatchEndpointsResponse) GetVersion() string {
 }
 
 type ListAllEndpointsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Protocol      Service_Protocol       `protobuf:"varint,1,opt,name=protocol,proto3,enum=aether.registry.v1.Service_Protocol" json:"protocol,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Protocol Service_Protocol       `protobuf:"varint,1,opt,name=protocol,proto3,enum=aether.registry.v1.Service_Protocol" json:"protocol,omitempty"`
+	// Ours: only rows of this node. Empty: all.
+	NodeName      string `protobuf:"bytes,5000,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -511,6 +513,13 @@ func (x *ListAllEndpointsRequest) GetProtocol() Service_Protocol {
 		return x.Protocol
 	}
 	return Service_PROTOCOL_UNSPECIFIED
+}
+
+func (x *ListAllEndpointsRequest) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
 }
 
 type ListAllEndpointsResponse struct {
@@ -725,9 +734,10 @@ const file_controlplane_registrypb_registrar_proto_rawDesc = "" +
 	"\x1bEVENT_TYPE_ENDPOINT_UPDATED\x10\x04\x12 \n" +
 	"\x1cEVENT_TYPE_SNAPSHOT_COMPLETE\x10\x05\x12\x1c\n" +
 	"\x18EVENT_TYPE_SERVICE_ADDED\x10\x06\x12\x1e\n" +
-	"\x1aEVENT_TYPE_SERVICE_REMOVED\x10\a\"[\n" +
+	"\x1aEVENT_TYPE_SERVICE_REMOVED\x10\a\"y\n" +
 	"\x17ListAllEndpointsRequest\x12@\n" +
-	"\bprotocol\x18\x01 \x01(\x0e2$.aether.registry.v1.Service.ProtocolR\bprotocol\"\xf1\x01\n" +
+	"\bprotocol\x18\x01 \x01(\x0e2$.aether.registry.v1.Service.ProtocolR\bprotocol\x12\x1c\n" +
+	"\tnode_name\x18\x88' \x01(\tR\bnodeName\"\xf1\x01\n" +
 	"\x18ListAllEndpointsResponse\x12W\n" +
 	"\bservices\x18\x01 \x03(\v2;.aether.registrar.v1.ListAllEndpointsResponse.ServicesEntryR\bservices\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x1ab\n" +
