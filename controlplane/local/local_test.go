@@ -12,8 +12,11 @@ import (
 	"time"
 
 	"aether/controlplane/endpointmeta"
+	"aether/controlplane/registrar/register"
 	"aether/controlplane/registry"
 )
+
+var _ Registry = (*register.Caller)(nil)
 
 // TestAdd: contract 13.1, sentence by sentence.
 func TestAdd(t *testing.T) {
@@ -237,9 +240,13 @@ func TestAdd(t *testing.T) {
 	})
 	t.Run("at most so many", func(t *testing.T) {
 		inWorld(t, nil, func(w *world) {
-			for i := range maxPods {
-				w.add(cart(i + 1))
+			w.pods.mu.Lock()
+			for i := range maxPods - 1 { // without a disk's time for each
+				r := record{Pod: cart(i + 2), Health: "UNHEALTHY"}
+				w.pods.pods[r.ContainerID] = w.pods.make(r)
 			}
+			w.pods.mu.Unlock()
+			w.add(cart(1))
 			if _, err := w.pods.Add(w.t.Context(), cart(maxPods+1)); err == nil {
 				t.Error("one more is taken")
 			}
@@ -370,7 +377,10 @@ func TestPromotion(t *testing.T) {
 			w.set(func() { w.failing = nil })
 			w.after(4 * maxBackoff / 3)
 			w.is("c1", "HEALTHY")
-			w.set(func() { w.failing = func(string) error { return errors.New("no registrar") }; w.answers["c1"] = errRefused })
+			w.set(func() {
+				w.failing = func(string) error { return errors.New("no registrar") }
+				w.answers["c1"] = errRefused
+			})
 			w.after(2 * probeInterval)
 			w.set(func() { delete(w.answers, "c1") })
 			w.after(probeInterval)

@@ -90,7 +90,7 @@ func TestProbe(t *testing.T) {
 		fmt.Fprintf(c, "HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n", answer)
 	})
 	listen(t, app, "0.0.0.0:9000", func(c net.Conn) { fmt.Fprint(c, "HTTP/1.1 200 OK\r\n") }) // and then nothing
-	t.Cleanup(func() { close(hold) }) // before the listeners' ends
+	t.Cleanup(func() { close(hold) })                                                         // before the listeners' ends
 	probe := Prober(dialInto(t, map[string]*netns.NS{"app": app, "other": other}))
 	ask := func(limit time.Duration, x Target) error {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)

@@ -135,7 +135,9 @@ func TestSweep(t *testing.T) {
 		inWorld(t, func(w *world) { w.cfg.Cluster = w }, func(w *world) {
 			w.healthy(cart(1))
 			w.healthy(cart(2))
-			w.set(func() { w.apiErr, w.failing = errors.New("not synced"), func(string) error { return errors.New("away") } })
+			w.set(func() {
+				w.apiErr, w.failing = errors.New("not synced"), func(string) error { return errors.New("away") }
+			})
 			w.was()
 			w.after(10 * time.Minute)
 			if len(w.work) != 2 || w.was() != "" || w.pods.Counts.SweepErrors.Value() != 20 {

@@ -124,7 +124,8 @@ func (w *world) restart() {
 
 // after lets time pass.
 func (w *world) after(d time.Duration) {
-	time.Sleep(d) // the bubble's
+	w.set(func() {}) // what the test has read, it has read before anything else happens
+	time.Sleep(d)    // the bubble's
 	synctest.Wait()
 }
 

@@ -50,7 +50,7 @@ func (noSockets) Request(_ bool, on func(int, error)) {
 }
 
 // TestShortDestination: short of memory, or of descriptors, the destination answers what the source
-// may try elsewhere, whatever the method (contract 5.7), and whether it lives as ever (6.4).
+// may try elsewhere, whatever the method (contract 5.7), and whether it lives and is ready as ever (6.4, 6.6).
 func TestShortDestination(t *testing.T) {
 	m := modeltest.Mesh(t, `
 service shop/cart 10.96.0.1
@@ -69,6 +69,9 @@ local shop/cart 8080 cid=c1
 	}{
 		{"memory", "POST cart/", 96, 503, "0;-;POST;overload", causeOverload},
 		{"memory, alive", "GET cart/-/-/live", 99, 200, "", ""},
+		{"memory, ready", "GET cart/-/-/ready", 99, 200, "200;-;GET;ready", ""},
+		{"memory, not ready", "GET cart/-/-/ready", 99, 503, "503;-;GET;ready", ""},
+		{"alive and not ready", "GET cart/-/-/live", 10, 200, "200;-;GET;live", ""},
 		{"descriptors", "POST cart/", 10, 503, "0;UF;POST;upstream_connection_failure", "descriptors"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -102,10 +105,11 @@ local shop/cart 8080 cid=c1
 			if err != nil {
 				t.Fatal(err)
 			}
-			in := New(Config{Store: &store})
+			ready := func(container string) bool { return container == "c1" && !strings.Contains(tt.name, "not ready") }
+			in := New(Config{Store: &store, Ready: ready})
 			pool := exchange.Pool{Service: unrecorded{in}}
 			down := &answerOf{}
-			c := &conn{in: in, pod: &Pod{Engine: pod, Sockets: noSockets{}}, flow: f}
+			c := &conn{in: in, pod: &Pod{Engine: pod, Container: "c1", Sockets: noSockets{}}, flow: f}
 			c.info = engine.ConnInfo{User: c, Loop: l, Pod: pod}
 			var x *exchange.Exchange
 			onLoop(func() {
