@@ -1,0 +1,354 @@
+package life
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"aether/controlplane/compile"
+	"aether/controlplane/input"
+	"aether/controlplane/local"
+	"aether/controlplane/registry"
+	"aether/controlplane/registrypb"
+	"aether/dataplane"
+	"aether/dataplane/journal"
+	"aether/dataplane/model"
+	"aether/dataplane/reactor"
+	"aether/mtls/devca"
+	"aether/tproxy/netns"
+	"aether/tproxy/netns/netnstest"
+)
+
+const trustDomain = "roll.test"
+
+// cluster is two nodes with their pods, and the registry between them, in one process.
+type cluster struct {
+	t        *testing.T
+	router   *netnstest.Node
+	services []model.Service
+	nodes    []*node
+	ca       *devca.CA
+	ctx      context.Context
+	wg       *sync.WaitGroup
+
+	mu   sync.Mutex
+	rows map[rowKey]*registrypb.ServiceEndpoint
+	news map[chan struct{}]bool // a place each
+	n    int                    // containers made
+}
+
+type rowKey struct {
+	service model.ServiceName
+	class   registrypb.Service_Protocol
+	ip      string
+}
+
+// node is a data plane with the life of its pods.
+type node struct {
+	c    *cluster
+	name string
+	data *dataplane.Node
+	life *local.Pods
+
+	mu   sync.Mutex
+	work map[string]model.Workload
+	news chan struct{}
+}
+
+func newCluster(t *testing.T, services ...string) *cluster {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &cluster{
+		t: t, ctx: ctx, wg: &sync.WaitGroup{}, router: netnstest.NewNode(t), rows: map[rowKey]*registrypb.ServiceEndpoint{}, news: map[chan struct{}]bool{},
+	}
+	t.Cleanup(func() { // before the namespaces go
+		cancel()
+		c.wg.Wait()
+	})
+	for i, s := range services {
+		c.services = append(c.services, model.Service{
+			Name: model.ServiceName{Namespace: "shop", Name: s}, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(i + 1)})}, Generated: true,
+			Ports: []model.ServicePort{{Name: "p8080-tcp", Number: 8080, Target: 8080, Class: model.HTTP}},
+		})
+	}
+	var err error
+	if c.ca, err = devca.Open(t.TempDir(), trustDomain, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"n1", "n2"} {
+		c.nodes = append(c.nodes, c.node(name))
+	}
+	return c
+}
+
+type silent struct{}
+
+func (silent) Ended(*journal.Entry) {}
+
+func (c *cluster) node(name string) *node {
+	c.t.Helper()
+	n := &node{c: c, name: name, work: map[string]model.Workload{}, news: make(chan struct{}, 1)}
+	log := slog.New(slog.NewTextHandler(logTo(c.t, name), &slog.HandlerOptions{Level: slog.LevelInfo}))
+	var err error
+	n.data, err = dataplane.New(dataplane.Config{
+		Identities: c.ca.Source(0), Journal: silent{}, Blocking: reactor.Safe, MaxLoops: 1, Capture: true, Log: log,
+		Ready: func(container string) bool { return n.life.Ready(container) },
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	n.life, err = local.New(local.Config{
+		Dir: c.t.TempDir(), Place: registry.Place{Cluster: "east", Node: name}, TrustDomain: trustDomain, Registry: c, Sink: n,
+		Probe: local.Prober(n.data.Dial), Certificate: n.data.HasCertificate, Served: n.data.Await, RedirectAllDefault: true, Log: log,
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.mu.Lock()
+	c.news[n.news] = true
+	c.mu.Unlock()
+	c.wg.Go(func() {
+		if err := n.data.Run(c.ctx); err != nil {
+			c.t.Error(err)
+		}
+	})
+	c.wg.Go(func() {
+		if err := n.life.Run(c.ctx); err != nil {
+			c.t.Error(err)
+		}
+	})
+	c.wg.Go(func() { n.follow(c.ctx) })
+	return n
+}
+
+// logTo is a file that is shown when the test fails.
+func logTo(t *testing.T, name string) *os.File {
+	f, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if b, err := os.ReadFile(f.Name()); t.Failed() && err == nil {
+			t.Logf("%s:\n%s", name, b[max(0, len(b)-8000):])
+		}
+		f.Close()
+	})
+	return f
+}
+
+// follow gives the data plane what registry and pods say, as the control loop does.
+func (n *node) follow(ctx context.Context) {
+	var version uint64
+	for {
+		select {
+		case <-n.news:
+		case <-ctx.Done():
+			return
+		}
+		m := &model.Mesh{Services: n.c.services}
+		n.c.mu.Lock()
+		for k, e := range n.c.rows {
+			row, err := registry.Endpoint(k.service, trustDomain, e)
+			if err != nil {
+				n.c.t.Error(err)
+				continue
+			}
+			m.Endpoints = append(m.Endpoints, row)
+		}
+		n.c.mu.Unlock()
+		n.mu.Lock()
+		for _, w := range n.work {
+			m.Workloads = append(m.Workloads, w)
+		}
+		n.mu.Unlock()
+		snap, problems := compile.Compile(m)
+		for _, p := range problems {
+			n.c.t.Errorf("%s: %s", p.Object, p.Reason)
+		}
+		version++
+		n.data.Apply(snap.WithVersion(version), m.Workloads)
+	}
+}
+
+func tell(news chan struct{}) {
+	select {
+	case news <- struct{}{}:
+	default:
+	}
+}
+
+// Replace, Apply and Report are input.Sink.
+func (n *node) Replace(b input.Batch) { n.Apply(b) }
+
+func (n *node) Apply(b input.Batch) {
+	n.mu.Lock()
+	for c, list := range b.Workloads {
+		if delete(n.work, c); len(list) > 0 {
+			n.work[c] = list[0]
+		}
+	}
+	n.mu.Unlock()
+	for k, list := range b.Problems {
+		for _, p := range list {
+			n.c.t.Errorf("%s: %s", k, p.Reason)
+		}
+	}
+	tell(n.news)
+}
+
+func (n *node) Report(input.Status) {}
+
+// Register, Unregister and OfNode are local.Registry.
+func (c *cluster) Register(_ context.Context, service model.ServiceName, class registrypb.Service_Protocol, e *registrypb.ServiceEndpoint) error {
+	c.change(func() { c.rows[rowKey{service, class, e.GetIp()}] = e })
+	return nil
+}
+
+func (c *cluster) Unregister(_ context.Context, service model.ServiceName, ip string) error {
+	c.change(func() {
+		maps.DeleteFunc(c.rows, func(k rowKey, _ *registrypb.ServiceEndpoint) bool { return k.service == service && k.ip == ip })
+	})
+	return nil
+}
+
+func (c *cluster) OfNode(_ context.Context, node string) (rows []registry.Row, _ error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k, e := range c.rows {
+		if e.GetKubernetesMetadata().GetNodeName() == node {
+			rows = append(rows, registry.Row{Service: k.service, Protocol: k.class, IP: k.ip, Endpoint: e})
+		}
+	}
+	return rows, nil
+}
+
+func (c *cluster) change(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	for news := range c.news {
+		tell(news)
+	}
+}
+
+// await waits until the row of a pod says health.
+func (c *cluster) await(p *pod, health registrypb.ServiceEndpoint_Health, limit time.Duration) {
+	c.t.Helper()
+	news := make(chan struct{}, 1)
+	c.change(func() { c.news[news] = true })
+	defer c.change(func() { delete(c.news, news) })
+	late := time.After(limit)
+	for {
+		c.mu.Lock()
+		got := c.rows[rowKey{model.ServiceName{Namespace: "shop", Name: p.service}, registrypb.Service_PROTOCOL_HTTP, p.net.IP.String()}].GetHealth()
+		c.mu.Unlock()
+		if got == health {
+			return
+		}
+		select {
+		case <-news:
+		case <-late:
+			c.t.Fatalf("%s is %s after %s, wanted %s", p.name, got, limit, health)
+		}
+	}
+}
+
+// pod is a namespace with an application in it.
+type pod struct {
+	name, service, container string
+	node                     *node
+	net                      *netnstest.Pod
+	app                      *http.Server
+	ended                    chan struct{}
+}
+
+// pod makes a pod of a service as the kubelet does: a network, the plugin's call, and then
+// the application. serve nil: it has none.
+func (c *cluster) pod(n *node, service string, serve http.Handler) *pod {
+	c.t.Helper()
+	c.n++
+	p := &pod{name: fmt.Sprintf("%s-%d", service, c.n), service: service, container: fmt.Sprintf("c%d", c.n), node: n, net: c.router.Pod(c.t)}
+	r, err := n.life.Add(c.ctx, local.Pod{
+		Namespace: "shop", Name: p.name, UID: "uid-" + p.container, Account: service, ContainerID: p.container, NetNS: p.net.NS.Path(),
+		IPs: []netip.Addr{p.net.IP}, Labels: map[string]string{"aether.io/managed": "true"},
+		Annotations: map[string]string{"endpoint.aether.io/health-path": "/healthz"},
+	})
+	if err != nil || r != local.Success {
+		c.t.Fatalf("add %s: %v, %v", p.name, r, err)
+	}
+	if serve == nil {
+		return p
+	}
+	var l net.Listener
+	netnstest.Do(c.t, p.net.NS, func() (err error) {
+		l, err = net.Listen("tcp", "127.0.0.1:8080")
+		return err
+	})
+	p.app = &http.Server{Handler: serve}
+	p.ended = make(chan struct{})
+	go func() {
+		defer close(p.ended)
+		_ = p.app.Serve(l) // ends with Shutdown or Close
+	}()
+	c.t.Cleanup(func() {
+		p.app.Close()
+		<-p.ended
+	})
+	return p
+}
+
+// leave deletes a pod as Kubernetes does: the deletion is seen, preStop sleeps, the
+// application is told to end, and the plugin is called for the last time.
+func (c *cluster) leave(p *pod, preStop time.Duration) {
+	p.node.life.Terminating(p.container, local.Termination{PreStop: preStop, Grace: 30 * time.Second})
+	select {
+	case <-time.After(preStop):
+	case <-c.ctx.Done():
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, 5*time.Second)
+	defer cancel()
+	if err := p.app.Shutdown(ctx); err != nil {
+		c.t.Errorf("%s: its application does not end: %v", p.name, err)
+	}
+	if err := p.node.life.Remove(c.ctx, p.container); err != nil {
+		c.t.Error(err)
+	}
+}
+
+// client is HTTP from a pod's namespace, captured as any program's.
+func client(p *pod, keep bool) *http.Client {
+	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: !keep, MaxIdleConnsPerHost: 64,
+		DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
+			d := net.Dialer{}
+			err = netns.Do(p.net.NS, func() (err error) {
+				c, err = d.DialContext(ctx, "tcp4", addr) // one literal address: on this thread
+				return err
+			})
+			return c, err
+		},
+	}}
+}
+
+func (c *cluster) address(service string) string {
+	for _, s := range c.services {
+		if s.Name.Name == service {
+			return netip.AddrPortFrom(s.ClusterIPs[0], 8080).String()
+		}
+	}
+	c.t.Fatalf("no service %s", service)
+	return ""
+}
+
+func host(service string) string { return strings.Join([]string{service, "shop", "svc.cluster.local"}, ".") }
