@@ -107,7 +107,7 @@ func TestRoll(t *testing.T) {
 		{3 * time.Second, int64(len(services) * replicas)},
 	} {
 		t.Run("preStop "+tt.preStop.String(), func(t *testing.T) {
-			c := newCluster(t, services...)
+			c := newCluster(t, nil, services...)
 			app := func(service string) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, service) })
 			}

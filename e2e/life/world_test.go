@@ -2,6 +2,7 @@ package life
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -24,6 +25,7 @@ import (
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
 	"aether/dataplane/reactor"
+	"aether/mtls"
 	"aether/mtls/devca"
 	"aether/tproxy/netns"
 	"aether/tproxy/netns/netnstest"
@@ -38,13 +40,26 @@ type cluster struct {
 	services []model.Service
 	nodes    []*node
 	ca       *devca.CA
+	held     map[string]chan struct{} // accounts that get no certificate before it is closed; set up before nodes
 	ctx      context.Context
 	wg       *sync.WaitGroup
 
 	mu   sync.Mutex
 	rows map[rowKey]*registrypb.ServiceEndpoint
+	away bool                   // the registry can be neither written nor listed
 	news map[chan struct{}]bool // a place each
 	n    int                    // containers made
+}
+
+var errAway = errors.New("no registrar")
+
+func (c *cluster) reached() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.away {
+		return errAway
+	}
+	return nil
 }
 
 type rowKey struct {
@@ -63,13 +78,27 @@ type node struct {
 	mu   sync.Mutex
 	work map[string]model.Workload
 	news chan struct{}
+	dir  string // of the pods' records
+	end  func() // ends it
 }
 
-func newCluster(t *testing.T, services ...string) *cluster {
+// Watch is mtls.Source: the cluster's authority, which may make an account wait.
+func (c *cluster) Watch(ctx context.Context, r mtls.Ref, on func(*mtls.SVID, error)) error {
+	if hold := c.held[r.Account]; hold != nil {
+		select {
+		case <-hold:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return c.ca.Source(0).Watch(ctx, r, on)
+}
+
+func newCluster(t *testing.T, held map[string]chan struct{}, services ...string) *cluster {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &cluster{
-		t: t, ctx: ctx, wg: &sync.WaitGroup{}, router: netnstest.NewNode(t), rows: map[rowKey]*registrypb.ServiceEndpoint{}, news: map[chan struct{}]bool{},
+		t: t, held: held, ctx: ctx, wg: &sync.WaitGroup{}, router: netnstest.NewNode(t), rows: map[rowKey]*registrypb.ServiceEndpoint{}, news: map[chan struct{}]bool{},
 	}
 	t.Cleanup(func() { // before the namespaces go
 		cancel()
@@ -86,7 +115,7 @@ func newCluster(t *testing.T, services ...string) *cluster {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"n1", "n2"} {
-		c.nodes = append(c.nodes, c.node(name))
+		c.nodes = append(c.nodes, c.node(name, t.TempDir()))
 	}
 	return c
 }
@@ -95,20 +124,21 @@ type silent struct{}
 
 func (silent) Ended(*journal.Entry) {}
 
-func (c *cluster) node(name string) *node {
+// node is a process: what the one before it left in dir is there.
+func (c *cluster) node(name, dir string) *node {
 	c.t.Helper()
-	n := &node{c: c, name: name, work: map[string]model.Workload{}, news: make(chan struct{}, 1)}
+	n := &node{c: c, name: name, work: map[string]model.Workload{}, news: make(chan struct{}, 1), dir: dir}
 	log := slog.New(slog.NewTextHandler(logTo(c.t, name), &slog.HandlerOptions{Level: slog.LevelInfo}))
 	var err error
 	n.data, err = dataplane.New(dataplane.Config{
-		Identities: c.ca.Source(0), Journal: silent{}, Blocking: reactor.Safe, MaxLoops: 1, Capture: true, Log: log,
+		Identities: c, Journal: silent{}, Blocking: reactor.Safe, MaxLoops: 1, Capture: true, Log: log,
 		Ready: func(container string) bool { return n.life.Ready(container) },
 	})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	n.life, err = local.New(local.Config{
-		Dir: c.t.TempDir(), Place: registry.Place{Cluster: "east", Node: name}, TrustDomain: trustDomain, Registry: c, Sink: n,
+		Dir: dir, Place: registry.Place{Cluster: "east", Node: name}, TrustDomain: trustDomain, Registry: c, Sink: n,
 		Probe: local.Prober(n.data.Dial), Certificate: n.data.HasCertificate, Served: n.data.Await, RedirectAllDefault: true, Log: log,
 	})
 	if err != nil {
@@ -117,17 +147,22 @@ func (c *cluster) node(name string) *node {
 	c.mu.Lock()
 	c.news[n.news] = true
 	c.mu.Unlock()
-	c.wg.Go(func() {
-		if err := n.data.Run(c.ctx); err != nil {
-			c.t.Error(err)
-		}
-	})
-	c.wg.Go(func() {
-		if err := n.life.Run(c.ctx); err != nil {
-			c.t.Error(err)
-		}
-	})
-	c.wg.Go(func() { n.follow(c.ctx) })
+	ctx, cancel := context.WithCancel(c.ctx)
+	var mine sync.WaitGroup
+	for _, run := range []func(context.Context) error{n.data.Run, n.life.Run, n.follow} {
+		c.wg.Add(1)
+		mine.Go(func() {
+			defer c.wg.Done()
+			if err := run(ctx); err != nil {
+				c.t.Error(err)
+			}
+		})
+	}
+	n.end = func() {
+		cancel()
+		mine.Wait()
+		c.change(func() { delete(c.news, n.news) })
+	}
 	return n
 }
 
@@ -147,13 +182,13 @@ func logTo(t *testing.T, name string) *os.File {
 }
 
 // follow gives the data plane what registry and pods say, as the control loop does.
-func (n *node) follow(ctx context.Context) {
+func (n *node) follow(ctx context.Context) error {
 	var version uint64
 	for {
 		select {
 		case <-n.news:
 		case <-ctx.Done():
-			return
+			return nil
 		}
 		m := &model.Mesh{Services: n.c.services}
 		n.c.mu.Lock()
@@ -210,11 +245,17 @@ func (n *node) Report(input.Status) {}
 
 // Register, Unregister and OfNode are local.Registry.
 func (c *cluster) Register(_ context.Context, service model.ServiceName, class registrypb.Service_Protocol, e *registrypb.ServiceEndpoint) error {
+	if err := c.reached(); err != nil {
+		return err
+	}
 	c.change(func() { c.rows[rowKey{service, class, e.GetIp()}] = e })
 	return nil
 }
 
 func (c *cluster) Unregister(_ context.Context, service model.ServiceName, ip string) error {
+	if err := c.reached(); err != nil {
+		return err
+	}
 	c.change(func() {
 		maps.DeleteFunc(c.rows, func(k rowKey, _ *registrypb.ServiceEndpoint) bool { return k.service == service && k.ip == ip })
 	})
@@ -222,6 +263,9 @@ func (c *cluster) Unregister(_ context.Context, service model.ServiceName, ip st
 }
 
 func (c *cluster) OfNode(_ context.Context, node string) (rows []registry.Row, _ error) {
+	if err := c.reached(); err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for k, e := range c.rows {
@@ -286,9 +330,15 @@ func (c *cluster) pod(n *node, service string, serve http.Handler) *pod {
 	if err != nil || r != local.Success {
 		c.t.Fatalf("add %s: %v, %v", p.name, r, err)
 	}
-	if serve == nil {
-		return p
+	if serve != nil {
+		c.begin(p, serve)
 	}
+	return p
+}
+
+// begin starts a pod's application.
+func (c *cluster) begin(p *pod, serve http.Handler) {
+	c.t.Helper()
 	var l net.Listener
 	netnstest.Do(c.t, p.net.NS, func() (err error) {
 		l, err = net.Listen("tcp", "127.0.0.1:8080")
@@ -304,7 +354,6 @@ func (c *cluster) pod(n *node, service string, serve http.Handler) *pod {
 		p.app.Close()
 		<-p.ended
 	})
-	return p
 }
 
 // leave deletes a pod as Kubernetes does: the deletion is seen, preStop sleeps, the
@@ -351,4 +400,6 @@ func (c *cluster) address(service string) string {
 	return ""
 }
 
-func host(service string) string { return strings.Join([]string{service, "shop", "svc.cluster.local"}, ".") }
+func host(service string) string {
+	return strings.Join([]string{service, "shop", "svc.cluster.local"}, ".")
+}

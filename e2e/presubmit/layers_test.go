@@ -72,10 +72,12 @@ var places = []place{
 	{"controlplane/meshdns", 6, "names of the mesh"},
 	{"controlplane/registrar/client", 6, "a source of the model"},
 	{"controlplane/registrar/server", 6, "endpoints in, Services out"},
+	{"controlplane/registrar/register", 6, "the node's own endpoints, told to a registrar"},
 
 	{"dataplane", 7, "assembles a node"},
 	{"dataplane/admin", 7, "shows a node"},
 	{"controlplane", 7, "the loop that owns the inputs"},
+	{"controlplane/local", 7, "the life of this node's pods; a source of the model, and what writes their rows"},
 	{"cni/server", 7, "takes pods from the plugin"},
 	{"cni/plugin", 7, "what the kubelet runs"},
 
@@ -98,6 +100,7 @@ var places = []place{
 	{"e2e/counts", beside, "what tests say of how much they looked at"},
 	{"e2e/mutants", beside, "breaks the decision core on purpose"},
 	{"e2e/netns", beside, "tests on the rig"},
+	{"e2e/life", beside, "tests of pods' lives through whole data planes"},
 	{"e2e/h2spec", beside, "the HTTP/2 conformance suite"},
 	{"e2e/peer", beside, "tests against other proxies"},
 	{"e2e/ambiguity", beside, "tests that hold ambiguous requests against other proxies"},
