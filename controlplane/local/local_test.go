@@ -131,11 +131,20 @@ func TestAdd(t *testing.T) {
 			w.add(cart(1))
 			w.is("c1", "")
 			w.after(10 * time.Minute) // no try goes on for ever
+			if n := w.pods.Counts.WriteErrors.Value(); n < 2 || n > maxTries {
+				t.Errorf("%d tries", n)
+			}
 			w.set(func() { w.failing = nil })
 			w.after(sweepInterval + sweepPause)
 			w.is("c1", "UNHEALTHY")
 			if w.pods.Counts.MissingRegistered.Value() != 1 {
 				t.Error("the sweep did not count it")
+			}
+			w.was()
+			w.add(cart(1))
+			w.after(0)
+			if got := w.was(); got != "" {
+				t.Errorf("what is written is written again: %s", got)
 			}
 		})
 	})
@@ -571,6 +580,21 @@ func TestTermination(t *testing.T) {
 			w.after(1)
 			w.is("c1", "UNHEALTHY")
 			w.is("c3", "")
+		})
+	})
+	t.Run("a row that has gone does not come back, and probes mean nothing any more", func(t *testing.T) {
+		inWorld(t, nil, func(w *world) {
+			w.healthy(cart(1))
+			w.pods.Terminating("c1", Termination{PreStop: 10 * time.Second, Grace: 2 * time.Minute})
+			w.after(20 * time.Second)
+			w.is("c1", "UNHEALTHY")
+			changes := w.pods.Counts.HealthTransitions.Value()
+			w.set(func() { clear(w.rows); w.answers["c1"] = errRefused })
+			w.after(5 * time.Minute)
+			w.is("c1", "")
+			if got := w.pods.Counts.HealthTransitions.Value(); got != changes {
+				t.Errorf("%d transitions of a pod that leaves", got-changes)
+			}
 		})
 	})
 	t.Run("unknown containers are nobody's", func(t *testing.T) {
