@@ -572,6 +572,14 @@ func TestTermination(t *testing.T) {
 			w.after(time.Second)
 			w.stop()
 			w.set(func() { w.rows["shop/cart PROTOCOL_HTTP 10.1.0.3"] = w.rows["shop/cart PROTOCOL_HTTP 10.1.0.2"] })
+			w.set(func() { // no sweep helps
+				w.failing = func(call string) error {
+					if call == "list" {
+						return errors.New("not listed")
+					}
+					return nil
+				}
+			})
 			w.after(4 * time.Second)
 			w.run()
 			w.is("c2", "UNHEALTHY")

@@ -72,6 +72,7 @@ local shop/cart 8080 cid=c1
 		{"memory, ready", "GET cart/-/-/ready", 99, 200, "200;-;GET;ready", ""},
 		{"memory, not ready", "GET cart/-/-/ready", 99, 503, "503;-;GET;ready", ""},
 		{"alive and not ready", "GET cart/-/-/live", 10, 200, "200;-;GET;live", ""},
+		{"gone", "POST cart/", 10, 503, "0;UF;POST;upstream_connection_failure", causeGone},
 		{"descriptors", "POST cart/", 10, 503, "0;UF;POST;upstream_connection_failure", "descriptors"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -97,7 +98,11 @@ local shop/cart 8080 cid=c1
 				}
 				onLoop(func() { shed = pod.Sheds(l) })
 			}
-			f, err := model.ParseFlow("shop/cart@c1 < 8080 http1")
+			container := "c1"
+			if tt.name == "gone" {
+				container = "c9" // removed, and its connections are not cut yet
+			}
+			f, err := model.ParseFlow("shop/cart@" + container + " < 8080 http1")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -109,7 +114,7 @@ local shop/cart 8080 cid=c1
 			in := New(Config{Store: &store, Ready: ready})
 			pool := exchange.Pool{Service: unrecorded{in}}
 			down := &answerOf{}
-			c := &conn{in: in, pod: &Pod{Engine: pod, Container: "c1", Sockets: noSockets{}}, flow: f}
+			c := &conn{in: in, pod: &Pod{Engine: pod, Container: container, Sockets: noSockets{}}, flow: f}
 			c.info = engine.ConnInfo{User: c, Loop: l, Pod: pod}
 			var x *exchange.Exchange
 			onLoop(func() {

@@ -294,6 +294,8 @@ func appAddr(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
 }
 
+const causeGone = "pod-gone"
+
 const textNotReady = "the application does not answer its probe, or has not yet: see endpoint.aether.io/port and health-path of the pod\n"
 
 const causeNoTunnel = "upgrade-not-supported"
@@ -334,6 +336,12 @@ func (in *Inbound) Request(x *exchange.Exchange) {
 		}
 		in.deliver(x, c, rq)
 	case decide.Reply, decide.Refuse:
+		if rq.v.Reason == decide.UnknownSNI && snap.Workload(c.pod.Container) == nil {
+			// It leaves while its callers have not heard of it: they may try another (contract 5.7).
+			rq.cause = causeGone
+			in.reply(x, rq, 503, "the pod leaves this node\n", "0", "UF", "upstream_connection_failure")
+			return
+		}
 		in.reply(x, rq, rq.v.Status, rq.v.Text, strconv.Itoa(rq.v.Status), "-", rq.v.Reason.String())
 	default:
 		in.reply(x, rq, 500, "the proxy has no answer for this request\n", "500", "-", "no-verdict")
