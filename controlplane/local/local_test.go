@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"aether/controlplane/endpointmeta"
 	"aether/controlplane/registrar/register"
 	"aether/controlplane/registry"
+	"aether/tproxy/netns"
 )
 
 var _ Registry = (*register.Caller)(nil)
@@ -318,6 +320,15 @@ func TestPromotion(t *testing.T) {
 			if got := len(w.probed); got != 5 {
 				t.Errorf("%d probes in 25 s: %v", got, w.probed)
 			}
+		})
+	})
+	t.Run("case 138: a namespace that is gone is known at once", func(t *testing.T) {
+		inWorld(t, nil, func(w *world) {
+			w.healthy(cart(1))
+			w.after(probeInterval)
+			w.set(func() { w.answers["c1"] = fmt.Errorf("dial: %w", netns.ErrGone) })
+			w.after(probeInterval)
+			w.is("c1", "UNHEALTHY")
 		})
 	})
 	t.Run("a probe takes no longer than a second", func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"aether/controlplane/endpointmeta"
 	"aether/controlplane/registrypb"
 	"aether/dataplane/model"
+	"aether/tproxy/netns"
 )
 
 const maxProbeHead = 16 << 10 // bytes of the head that an application answers a probe with
@@ -141,6 +142,9 @@ func (l *Pods) observe(p *pod, err error) {
 	defer l.mu.Unlock()
 	if l.pods[p.rec.ContainerID] != p {
 		return
+	}
+	if errors.Is(err, netns.ErrGone) { // no second look is needed (case 138)
+		p.app.fails, p.row.fails = unhealthAfter-1, unhealthAfter-1
 	}
 	if before := p.app.ok; before != p.app.observe(err == nil) {
 		l.log.Info("application", "pod", p.name(), "answers", p.app.ok, "err", err)

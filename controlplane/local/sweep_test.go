@@ -148,7 +148,7 @@ func TestSweep(t *testing.T) {
 			}
 		})
 	})
-	t.Run("a namespace must be gone for three passes", func(t *testing.T) {
+	t.Run("case 137: a namespace must be gone for three passes, and is then forgotten", func(t *testing.T) {
 		inWorld(t, nil, func(w *world) {
 			w.healthy(cart(1))
 			w.healthy(cart(2))

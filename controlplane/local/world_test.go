@@ -125,7 +125,7 @@ func (w *world) restart() {
 // after lets time pass.
 func (w *world) after(d time.Duration) {
 	w.set(func() {}) // what the test has read, it has read before anything else happens
-	<-time.After(d) // of the bubble's clock
+	<-time.After(d)  // of the bubble's clock
 	synctest.Wait()
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"aether/controlplane/endpointmeta"
 	"aether/controlplane/registrypb"
-	"aether/dataplane/model"
 )
 
 // Place is where a row's pod runs.
@@ -44,9 +43,6 @@ func Describe(p Described, m *endpointmeta.Meta, at Place) (*registrypb.ServiceE
 		e.HealthCheckMode = registrypb.ServiceEndpoint_ACTIVE
 	}
 	for _, port := range m.Ports {
-		if model.ReservedPort(port.Number) {
-			continue // contract 1.3: the port goes, the pod stays
-		}
 		e.Ports = append(e.Ports, uint32(port.Number))
 		e.PortProtocols[uint32(port.Number)] = registrypb.PortProtocol(port.Class)
 	}
