@@ -65,6 +65,13 @@ type Pod struct {
 	Terminating bool              `json:"terminating,omitempty"` // its deletion timestamp is set
 }
 
+// Place is where this node is.
+type Place struct {
+	Cluster, Node string     // their names
+	Region, Zone  string     // empty: not known, or none
+	NodeIP        netip.Addr // invalid: not known
+}
+
 // Result of Add, as the plugin is answered (contract 3.8).
 type Result uint8
 
@@ -99,11 +106,11 @@ type Registry interface {
 
 // Config: every field says what its zero value means.
 type Config struct {
-	Dir         string         // required: of the pods' records (upstream: /var/lib/aether/registry)
-	Place       registry.Place // Cluster and Node are required; the rest may come by SetPlace
-	TrustDomain string         // required
-	Registry    Registry       // required
-	Sink        input.Sink     // required: workloads, and what is wrong with them
+	Dir         string     // required: of the pods' records (upstream: /var/lib/aether/registry)
+	Place       Place      // Cluster and Node are required; the rest may come by SetPlace
+	TrustDomain string     // required
+	Registry    Registry   // required
+	Sink        input.Sink // required: workloads, and what is wrong with them
 	// Probe asks a pod's application; required (see Prober).
 	Probe func(ctx context.Context, t Target) error
 	// Certificate: the pod's inbound listener can shake hands; required.
@@ -134,7 +141,7 @@ type Pods struct {
 	mu    sync.Mutex
 	ctx   context.Context // of Run; nil: not running
 	wg    sync.WaitGroup  // added to only while ctx is set
-	place registry.Place
+	place Place
 	pods  map[string]*pod // by container
 	order uint64          // of the pods' coming
 	rows  map[rowKey]*row
@@ -158,6 +165,7 @@ type pod struct {
 	order   uint64
 	meta    endpointmeta.Meta
 	service model.ServiceName
+	id      string // SPIFFE ID
 	work    model.Workload
 	fault   error // why it is not served, of a record whose annotations are bad; nil: it is
 	view    *view
@@ -276,24 +284,37 @@ func (l *Pods) read(p *pod) error {
 		}
 		id = x.String()
 	}
-	p.meta = meta
+	p.meta, p.id = meta, id
 	if _, err := l.describe(p); err != nil {
 		return err
 	}
 	capture, _ := rules.ParseAnnotations(r.Annotations, l.cfg.RedirectAllDefault)
 	p.work = model.Workload{
 		Namespace: r.Namespace, Name: r.Name, Account: account, ContainerID: r.ContainerID, NetNS: r.NetNS, IPs: r.IPs,
-		SPIFFEID: id, DefaultPort: meta.DefaultPort, Ports: meta.Ports, Upstreams: meta.Upstreams,
+		SPIFFEID: p.id, DefaultPort: meta.DefaultPort, Ports: meta.Ports, Upstreams: meta.Upstreams,
 		Capture: model.Capture{RedirectAll: capture.RedirectAll, ExcludePorts: capture.ExcludePorts, ExcludeRanges: capture.ExcludeRanges},
 	}
 	return nil
 }
 
-// describe is p's row, but for its health.
+// describe is p's row, but for its health. The error is of what nobody would take
+// (contract 9.3), or that nobody could reach.
 func (l *Pods) describe(p *pod) (*registrypb.ServiceEndpoint, error) {
-	return registry.Describe(registry.Described{
-		Namespace: p.rec.Namespace, Name: p.rec.Name, IP: p.rec.IPs[0].Unmap().String(), ContainerID: p.rec.ContainerID, NetNS: p.rec.NetNS,
-	}, &p.meta, l.place)
+	at := registry.Local{ContainerID: p.rec.ContainerID, NetNS: p.rec.NetNS, NodeIP: l.place.NodeIP, Check: registrypb.ServiceEndpoint_EDS}
+	if p.meta.HealthCheck == endpointmeta.HealthActive {
+		at.Check = registrypb.ServiceEndpoint_ACTIVE
+	}
+	e := registry.Encode(l.cfg.TrustDomain, &model.Endpoint{
+		Service: p.service, IP: p.rec.IPs[0], Pod: p.rec.Name, Node: l.place.Node, Cluster: l.place.Cluster, Region: l.place.Region, Zone: l.place.Zone,
+		DefaultPort: p.meta.DefaultPort, Ports: p.meta.Ports, Weight: p.meta.Weight, SPIFFEID: p.id, Metadata: p.meta.Metadata,
+	}, at)
+	if _, why := registry.RowFault(e); why != "" {
+		return nil, fmt.Errorf("it has no valid row: %s", why)
+	}
+	if len(registry.Ports(e)) == 0 {
+		return nil, errors.New("it declares no port that can be dialled: write one of 1 to 65535 in endpoint.aether.io/port or ports")
+	}
+	return e, nil
 }
 
 // problems are what of p is not, or not wholly, in force.
@@ -577,7 +598,7 @@ func (l *Pods) persistLocked(p *pod) {
 }
 
 // SetPlace says where the node is once that is known, or has changed; rows follow.
-func (l *Pods) SetPlace(at registry.Place) {
+func (l *Pods) SetPlace(at Place) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if at == l.place {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +15,6 @@ import (
 
 	"aether/controlplane/endpointmeta"
 	"aether/controlplane/registrar/register"
-	"aether/controlplane/registry"
 	"aether/tproxy/netns"
 )
 
@@ -742,7 +742,7 @@ func TestRestart(t *testing.T) {
 			w.cfg.Cluster, w.apiErr = w, errors.New("away")
 			w.uncert["c1"] = true // for a moment
 		})
-		w.cfg.Place.Region, w.cfg.Place.Zone, w.cfg.Place.NodeIP = "", "", "" // who would tell?
+		w.cfg.Place = Place{Cluster: "east", Node: "n1"} // who would tell?
 		w.restart()
 		if got := w.work["c2"]; len(w.work) != 2 || len(got.Upstreams) != 2 || got.NetNS != before.NetNS || got.SPIFFEID != before.SPIFFEID || got.IPs[0] != before.IPs[0] {
 			t.Errorf("workloads %v", w.work)
@@ -769,7 +769,7 @@ func TestRestart(t *testing.T) {
 				t.Errorf("%s: a restart forgot where the node is: %v", k, e)
 			}
 		}
-		w.pods.SetPlace(registry.Place{Cluster: "east", Region: "eu", Zone: "eu-2", Node: "n1", NodeIP: "192.0.2.1"})
+		w.pods.SetPlace(Place{Cluster: "east", Region: "eu", Zone: "eu-2", Node: "n1", NodeIP: netip.MustParseAddr("192.0.2.1")})
 		w.after(0)
 		for k, e := range w.rows {
 			if e.GetLocality().GetZone() != "eu-2" {

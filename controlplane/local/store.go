@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,9 +35,9 @@ type record struct {
 	Phase phase     `json:"phase,omitempty"`
 	Next  time.Time `json:"next,omitzero"`
 	// Where the node was when the row was written.
-	Region string `json:"region,omitempty"`
-	Zone   string `json:"zone,omitempty"`
-	NodeIP string `json:"node_ip,omitempty"`
+	Region string     `json:"region,omitempty"`
+	Zone   string     `json:"zone,omitempty"`
+	NodeIP netip.Addr `json:"node_ip,omitzero"`
 }
 
 // phase is how far a pod has got with leaving (contract 13.3).

@@ -58,7 +58,7 @@ func inWorld(t *testing.T, prepare func(*world), f func(*world)) {
 			gone: map[string]bool{}, work: map[string]model.Workload{}, problems: map[string][]model.Problem{}, logs: &strings.Builder{},
 		}
 		w.cfg = Config{
-			Dir: t.TempDir(), Place: registry.Place{Cluster: "east", Region: "eu", Zone: "eu-1", Node: "n1", NodeIP: "192.0.2.1"}, TrustDomain: "mesh.test",
+			Dir: t.TempDir(), Place: Place{Cluster: "east", Region: "eu", Zone: "eu-1", Node: "n1", NodeIP: netip.MustParseAddr("192.0.2.1")}, TrustDomain: "mesh.test",
 			Registry: w, Sink: w, Probe: w.probe, Certificate: func(c string) bool { w.mu.Lock(); defer w.mu.Unlock(); return !w.uncert[c] },
 			NetNS: func(path string) error {
 				w.mu.Lock()

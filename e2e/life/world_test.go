@@ -138,7 +138,7 @@ func (c *cluster) node(name, dir string) *node {
 		c.t.Fatal(err)
 	}
 	n.life, err = local.New(local.Config{
-		Dir: dir, Place: registry.Place{Cluster: "east", Node: name}, TrustDomain: trustDomain, Registry: c, Sink: n,
+		Dir: dir, Place: local.Place{Cluster: "east", Node: name}, TrustDomain: trustDomain, Registry: c, Sink: n,
 		Probe: local.Prober(n.data.Dial), Certificate: n.data.HasCertificate, Served: n.data.Await, RedirectAllDefault: true, Log: log,
 	})
 	if err != nil {
