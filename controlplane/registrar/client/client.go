@@ -1,0 +1,579 @@
+// Package client is the node's end of the registrar (contract 9.7): it follows the
+// rows of the services that this node needs, and says what it knows to an input.Sink.
+//
+//   - What the Sink hears never passes through an emptier state: a snapshot is
+//     gathered aside and said as what differs once it is complete, and what was
+//     known stays while no registrar can be reached.
+//   - What the node needs is what is declared and what is asked for (contract 9.9). A
+//     change of it is a new stream, opened before the old one is let go.
+//   - A row that is not valid gives nothing, is counted, and is named once.
+//
+// It keeps rows as the model has them, with what is the same in many of them once. It
+// makes no rule about traffic and writes nothing to the registrar.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"aether/controlplane/input"
+	"aether/controlplane/registry"
+	"aether/controlplane/registrypb"
+	"aether/dataplane/model"
+	"aether/dataplane/telemetry"
+)
+
+// Bounds and times.
+const (
+	leastBackoff = time.Second // before another registrar is tried (contract 9.7)
+	mostBackoff  = 30 * time.Second
+	livedWell    = 30 * time.Second // a stream that lived so long ends a row of failures
+
+	connectTime = 5 * time.Second  // a connect, DNS included
+	quietTime   = 10 * time.Second // for a stream to begin, and between two messages of a snapshot
+
+	coalesceTime = 250 * time.Millisecond // between two changes of scope (contract 9.9)
+	idleTTL      = time.Hour              // what was asked for and is not used leaves the scope (contract 4.6)
+	pruneEvery   = time.Minute            // how often that is looked for, and streams are joined
+
+	maxAsked    = 4096    // names in scope because they were asked for
+	maxDelta    = 64      // names of a second stream; more are a new first one
+	maxMessage  = 1 << 20 // bytes of a message
+	maxQueue    = 256     // messages of a stream that wait to be looked at; then it is not read from
+	maxBatch    = 1024    // messages that are said to the Sink as one Batch
+	maxProblems = 256     // rows that are listed as problems
+	maxAddrs    = 64      // addresses of registrars that are tried
+)
+
+// Config of a Client.
+type Config struct {
+	// Targets are where registrars are, "host:port". Each address that a host has in
+	// DNS is one; they serve alike, and after a failure it is the next one's turn. Required.
+	Targets []string
+	// Credentials of each connection; see TLS. nil: none, and no encryption: for a
+	// registrar on the loopback.
+	Credentials credentials.TransportCredentials
+
+	Cluster string // this mesh's part, as in the rows that are asked for; required
+	Node    string // this node's name; required
+	// Instance tells this process from another one of the node's that watches at the
+	// same time, as in a hand-over. Empty: made up.
+	Instance    string
+	TrustDomain string // of rows that have no identity of their own; required
+
+	// Whole: rows of all services are kept. Else of those that are declared or asked for.
+	Whole bool
+	// InUse, once a minute, tells the services that traffic went to lately, which keeps
+	// those that were asked for in scope. It may take a second. nil: Used tells.
+	InUse func(context.Context) []model.ServiceName
+
+	Sink input.Sink   // required
+	Log  *slog.Logger // nil: discard
+
+	// Dial makes a connection to a registrar; the Closer ends it. nil: gRPC over TCP.
+	Dial func(ctx context.Context, addr string) (registrypb.RegistrarServiceClient, io.Closer, error)
+	// Resolve gives the addresses of a host name. nil: DNS.
+	Resolve func(ctx context.Context, host string) ([]string, error)
+}
+
+// Client follows registrars. Make it with New. All methods are safe for concurrent use.
+type Client struct {
+	cfg   Config
+	log   *slog.Logger
+	pings atomic.Bool // a registrar may be sent HTTP/2 pings
+
+	// Counters, for Register.
+	Reconnects telemetry.Counter                  // connections after the first
+	Errors     telemetry.Counter                  // streams and connections that failed
+	Events     telemetry.Counter                  // messages that were taken
+	Malformed  [len(faults)]telemetry.Counter     // rows that are not valid, by Faults
+	Unknown    telemetry.Counter                  // messages of a kind that this version does not know
+	Misses     telemetry.Counter                  // names that were asked for and were not in scope (contract 4.6)
+	Rejected   telemetry.Counter                  // and those that are not in the catalog (contract 9.9)
+	Coalesced  telemetry.Counter                  // changes of scope that went with another one
+	Rescoped   [len(rescopings)]telemetry.Counter // streams for a new scope, by Rescopings
+
+	demand demand
+	status atomic.Pointer[input.Status]
+}
+
+// faults are the kinds of invalid rows in the order of Malformed: those of package
+// registry, and a row of a service whose name is none.
+var faults = [...]registry.Fault{
+	registry.BadAddress, registry.NoCluster, registry.NoPorts, registry.BadPort, registry.Unclassed, registry.Undeclared,
+	registry.UnknownClass, registry.BadIdentity, badService,
+}
+
+const badService registry.Fault = "bad_service"
+
+// rescopings are the ways in which a scope is changed, in the order of Rescoped.
+var rescopings = [...]string{"whole", "added"}
+
+const (
+	rescopeWhole = iota
+	rescopeAdded
+)
+
+// New makes a client; nothing is dialled before Run.
+func New(cfg Config) (*Client, error) {
+	switch {
+	case len(cfg.Targets) == 0:
+		return nil, errors.New("registrar client: no registrar is named")
+	case cfg.Cluster == "" || cfg.Node == "" || cfg.TrustDomain == "" || cfg.Sink == nil:
+		return nil, errors.New("registrar client: cluster, node, trust domain and sink are required")
+	}
+	for _, t := range cfg.Targets {
+		if _, _, err := splitTarget(t); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Instance == "" {
+		cfg.Instance = strconv.FormatUint(rand.Uint64(), 36)
+	}
+	c := &Client{cfg: cfg, log: cfg.Log}
+	c.pings.Store(true)
+	if cfg.Dial == nil {
+		c.cfg.Dial = c.dial
+	}
+	if cfg.Resolve == nil {
+		c.cfg.Resolve = lookup
+	}
+	c.demand.init(c)
+	return c, nil
+}
+
+// Status is how the client fares, as it was last said to the Sink.
+func (c *Client) Status() input.Status {
+	if s := c.status.Load(); s != nil {
+		return *s
+	}
+	return input.Status{}
+}
+
+// Run follows registrars until ctx ends, and returns nil then. It is to be called once.
+func (c *Client) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	wg.Go(func() { c.prune(ctx) })
+	f := &follower{c: c, known: newKnown(c)}
+	failures := 0
+	for first := true; ; first = false {
+		began := time.Now()
+		addr, err := f.next(ctx)
+		if err == nil {
+			if !first {
+				c.Reconnects.Inc()
+			}
+			err = f.follow(ctx, addr)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, errAskAgain) { // it is there, and has nothing against us
+			continue
+		}
+		c.Errors.Inc()
+		if tooManyPings(err) && c.pings.Swap(false) {
+			c.log.Warn("the registrar does not let itself be asked whether it lives: TCP alone tells of a connection that is dead", "addr", addr)
+		}
+		if f.synced && time.Since(began) >= livedWell {
+			failures = 0
+		}
+		wait := backoff(failures)
+		failures++
+		f.report(input.Status{Err: explain(addr, err), Version: f.version})
+		c.log.Warn("registrar", "addr", addr, "err", err, "again", wait.Round(time.Millisecond))
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+// backoff is how long is waited after so many failures before: any time between a
+// second and a bound that doubles, so that nodes that lost one registrar do not
+// all come to the next at once.
+func backoff(failures int) time.Duration {
+	most := min(2*leastBackoff<<min(failures, 8), mostBackoff)
+	return leastBackoff + rand.N(most-leastBackoff)
+}
+
+// follower is Run's: one registrar after the other.
+type follower struct {
+	c      *Client
+	addrs  []string // of registrars; found anew when all have had their turn
+	turn   int
+	last   string // whose turn it was
+	known  *known
+	synced bool // of the connection: a snapshot was complete
+
+	version   string // of what is known, in the registrar's words
+	scope     scope  // of it
+	resumable bool   // it is all that the registrar gave for that scope and version
+
+	// Of the connection.
+	conn   registrypb.RegistrarServiceClient
+	ctx    context.Context
+	wg     *sync.WaitGroup
+	msgs   chan message
+	seq    int    // of streams, over all connections
+	main   *watch // the first stream; nil: not complete yet
+	delta  *watch // a second one, for what came into scope since; nil: none
+	coming *watch // one that is not complete yet; nil: none
+	again  bool   // the scope changed meanwhile
+	tidy   bool   // two streams are to be one, and what left the scope is to go
+
+	changed time.Time // when the scope was last changed
+	later   *time.Timer
+	laterOn bool
+	quiet   *time.Timer
+}
+
+// errAskAgain: the registrar has changed and did not say what there is now; it is asked for all.
+var errAskAgain = errors.New("the registrar has another version and sent no snapshot")
+
+// errQuiet: a stream did not begin.
+var errQuiet = fmt.Errorf("it takes the question and says nothing for %s", quietTime)
+
+// message is what a stream gave, or how it ended.
+type message struct {
+	w   *watch
+	ev  *registrypb.WatchEndpointsResponse
+	err error
+}
+
+// watch is a stream.
+type watch struct {
+	scope    scope
+	delta    bool
+	sent     string // last_version
+	version  string
+	cancel   context.CancelFunc
+	complete bool
+	ended    bool
+
+	gather *gathered // a snapshot, until it is complete; nil: none is coming
+	names  names     // the catalog, likewise
+}
+
+// next is the registrar whose turn it is.
+func (f *follower) next(ctx context.Context) (string, error) {
+	if f.turn >= len(f.addrs) {
+		ctx, cancel := context.WithTimeout(ctx, connectTime)
+		defer cancel()
+		addrs, err := f.c.resolve(ctx)
+		if err != nil {
+			return "", err
+		}
+		if i := slices.Index(addrs, f.last); i >= 0 { // it goes behind the others
+			addrs = append(slices.Concat(addrs[i+1:], addrs[:i]), f.last)
+		}
+		f.addrs, f.turn = addrs, 0
+	}
+	f.last = f.addrs[f.turn]
+	f.turn++
+	return f.last, nil
+}
+
+// follow is one connection, until it fails.
+func (f *follower) follow(ctx context.Context, addr string) error {
+	c := f.c
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	conn, end, err := c.cfg.Dial(ctx, addr)
+	if err != nil {
+		return err
+	}
+	defer end.Close()
+	f.conn, f.ctx, f.wg, f.msgs = conn, ctx, &wg, make(chan message, maxQueue)
+	f.main, f.delta, f.coming, f.again, f.tidy, f.synced = nil, nil, nil, false, false, false
+	f.later, f.quiet = time.NewTimer(time.Hour), time.NewTimer(quietTime)
+	defer f.later.Stop()
+	defer f.quiet.Stop()
+	f.later.Stop()
+	f.laterOn = false
+	last := ""
+	want := c.demand.wanted()
+	if f.resumable && want.equal(f.scope) { // else rows that are missing would be taken for none
+		last = f.version
+	}
+	f.changed = time.Now()
+	f.open(want, false, last)
+	for {
+		// What may happen: the end; messages; somebody asks for a name or declares
+		// some; the time for that has come; a stream does not begin.
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case m := <-f.msgs:
+			err := f.take(m)
+			for n := 1; err == nil && n < maxBatch; n++ {
+				select {
+				case m := <-f.msgs:
+					err = f.take(m)
+					continue
+				default:
+				}
+				break
+			}
+			f.say()
+			if err != nil {
+				return err
+			}
+		case why := <-c.demand.news:
+			f.tidy = f.tidy || why == tidyUp
+			if f.laterOn {
+				c.Coalesced.Inc()
+			} else if since := time.Since(f.changed); since < coalesceTime {
+				f.laterOn = true
+				f.later.Reset(coalesceTime - since)
+			} else {
+				f.rescope()
+			}
+		case <-f.later.C:
+			f.laterOn = false
+			f.rescope()
+		case <-f.quiet.C:
+			if f.coming != nil {
+				return errQuiet
+			}
+		}
+	}
+}
+
+// rescope makes the streams follow what is wanted.
+func (f *follower) rescope() {
+	if f.coming != nil {
+		f.again = true
+		return
+	}
+	f.again = false
+	want := f.c.demand.wanted()
+	missing := names{}
+	for n := range want.names {
+		if !f.covers(n) {
+			missing.add(n)
+		}
+	}
+	switch {
+	case want.all:
+	case len(missing) == 0:
+		if !f.tidy || f.delta == nil && want.equal(f.main.scope) {
+			f.tidy = false
+			return
+		}
+		f.tidy = false
+		f.open(want, false, "")
+	case f.tidy || len(missing)+f.delta.size() > maxDelta:
+		f.tidy = false
+		f.c.Rescoped[rescopeWhole].Inc()
+		f.open(want, false, "")
+	default:
+		if f.delta != nil {
+			for n := range f.delta.scope.names {
+				missing.add(n)
+			}
+		}
+		f.c.Rescoped[rescopeAdded].Inc()
+		f.open(scope{names: missing}, true, "")
+	}
+	f.changed = time.Now()
+}
+
+// covers reports whether the rows of a name come over a complete stream.
+func (f *follower) covers(n model.ServiceName) bool {
+	return f.main.covers(n) || f.delta.covers(n)
+}
+
+func (w *watch) covers(n model.ServiceName) bool { return w != nil && w.scope.has(n) }
+
+func (w *watch) size() int {
+	if w == nil {
+		return 0
+	}
+	return len(w.scope.names)
+}
+
+// open opens a stream beside those that there are.
+func (f *follower) open(s scope, delta bool, last string) {
+	f.seq++
+	w := &watch{scope: s, delta: delta, sent: last, names: names{}}
+	if last == "" {
+		w.gather = newGathered()
+	}
+	q := &registrypb.WatchEndpointsRequest{
+		ClusterName: f.c.cfg.Cluster, NodeName: f.c.cfg.Node, LastVersion: last,
+		// A watch takes the place of another one of the same instance: each is one of its own.
+		Instance: f.c.cfg.Instance + "." + strconv.Itoa(f.seq),
+	}
+	if !s.all {
+		q.Filter = &registrypb.ServiceFilter{Services: make([]string, 0, len(s.names))}
+		for n := range s.names {
+			q.Filter.Services = append(q.Filter.Services, n.String())
+		}
+		slices.Sort(q.Filter.Services)
+	}
+	ctx, cancel := context.WithCancel(f.ctx)
+	w.cancel = cancel
+	f.coming = w
+	f.quiet.Reset(quietTime)
+	conn, msgs := f.conn, f.msgs
+	f.wg.Go(func() {
+		defer cancel()
+		put := func(m message) bool {
+			select {
+			case msgs <- m:
+				return m.err == nil
+			case <-ctx.Done():
+				return false
+			}
+		}
+		stream, err := conn.WatchEndpoints(ctx, q)
+		if err != nil {
+			put(message{w: w, err: err})
+			return
+		}
+		for {
+			ev, err := stream.Recv()
+			if !put(message{w: w, ev: ev, err: err}) {
+				return
+			}
+		}
+	})
+}
+
+// take takes a message. An error ends the connection.
+func (f *follower) take(m message) error {
+	w := m.w
+	if w != f.main && w != f.delta && w != f.coming || w.ended {
+		return nil // it was let go
+	}
+	if m.err != nil {
+		if w != f.coming && f.coming != nil && !f.coming.delta { // what takes its place is on its way
+			w.ended = true
+			return nil
+		}
+		if dataLoss(m.err) {
+			f.resumable = false
+		}
+		return fmt.Errorf("watch: %w", m.err)
+	}
+	f.c.Events.Inc()
+	if w == f.coming {
+		f.quiet.Reset(quietTime)
+	}
+	ev := m.ev
+	if v := ev.GetVersion(); v != "" {
+		w.version = v
+	}
+	switch ev.GetType() {
+	case registrypb.WatchEndpointsResponse_EVENT_TYPE_FULL_SNAPSHOT:
+		if w.gather == nil {
+			w.gather, w.names = newGathered(), names{}
+		}
+		f.known.put(w, ev)
+	case registrypb.WatchEndpointsResponse_EVENT_TYPE_ENDPOINT_ADDED, registrypb.WatchEndpointsResponse_EVENT_TYPE_ENDPOINT_UPDATED:
+		f.known.put(w, ev)
+	case registrypb.WatchEndpointsResponse_EVENT_TYPE_ENDPOINT_REMOVED:
+		f.known.remove(w, ev)
+	case registrypb.WatchEndpointsResponse_EVENT_TYPE_SNAPSHOT_COMPLETE:
+		if err := f.completed(w); err != nil {
+			return err
+		}
+	case registrypb.WatchEndpointsResponse_EVENT_TYPE_SERVICE_ADDED:
+		f.known.named(w, ev.GetServiceName(), true)
+	case registrypb.WatchEndpointsResponse_EVENT_TYPE_SERVICE_REMOVED:
+		f.known.named(w, ev.GetServiceName(), false)
+	default:
+		f.c.Unknown.Inc()
+		f.known.unknown(int32(ev.GetType()))
+	}
+	if w == f.main {
+		f.version = w.version
+	}
+	return nil
+}
+
+// completed: what the stream gathered is what there is.
+func (f *follower) completed(w *watch) error {
+	if w.gather == nil && w.sent != "" && !w.complete && w.version != "" && w.version != w.sent {
+		f.resumable = false
+		return errAskAgain
+	}
+	first := !w.complete
+	w.complete = true
+	if w == f.coming {
+		f.coming = nil
+		f.quiet.Stop()
+		switch {
+		case w.delta:
+			f.delta.close()
+			f.delta = w
+		default:
+			f.main.close()
+			f.delta.close()
+			f.main, f.delta = w, nil
+			f.scope, f.version, f.synced = w.scope, w.version, true
+		}
+		f.resumable = f.delta == nil
+		f.c.demand.serving(f.main, f.delta)
+	}
+	f.known.complete(w, first)
+	if f.again {
+		f.rescope()
+	}
+	return nil
+}
+
+// close lets a stream go. w may be nil.
+func (w *watch) close() {
+	if w != nil {
+		w.ended = true
+		w.cancel()
+	}
+}
+
+// say says to the Sink what changed.
+func (f *follower) say() {
+	if f.main == nil {
+		return
+	}
+	f.known.say(f.covers)
+	f.report(input.Status{Connected: true, Version: f.version})
+}
+
+// report says how it fares, if that has changed.
+func (f *follower) report(s input.Status) {
+	was := f.c.Status()
+	if was.Connected == s.Connected && was.Err == s.Err && !was.Since.IsZero() {
+		if was.Version == s.Version {
+			return
+		}
+		s.Since = was.Since
+	} else {
+		s.Since = time.Now()
+	}
+	f.c.status.Store(&s)
+	f.c.cfg.Sink.Report(s)
+}

@@ -1,0 +1,253 @@
+package client
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"aether/dataplane/model"
+)
+
+// names is a set of services.
+type names map[model.ServiceName]struct{}
+
+func (n names) has(x model.ServiceName) bool {
+	_, ok := n[x]
+	return ok
+}
+
+func (n names) add(x model.ServiceName) { n[x] = struct{}{} }
+
+// scope is what a stream is asked for: all, or these. It does not change.
+type scope struct {
+	all   bool
+	names names
+}
+
+func (s scope) has(n model.ServiceName) bool { return s.all || s.names.has(n) }
+
+func (s scope) equal(o scope) bool { return s.all == o.all && maps.Equal(s.names, o.names) }
+
+// news is why the demand has changed.
+type news uint8
+
+const (
+	moreWanted news = iota
+	tidyUp
+)
+
+// demand is what the node needs (contract 9.9), and what is known of names.
+type demand struct {
+	c    *Client
+	news chan news // of one
+
+	mu       sync.Mutex
+	declared names
+	asked    map[model.ServiceName]time.Time // when it was last asked for or used
+	catalog  names                           // nil: not known yet
+	main     *watch                          // the streams that are complete; their scopes do not change
+	delta    *watch
+}
+
+func (d *demand) init(c *Client) {
+	d.c, d.news = c, make(chan news, 1)
+	d.declared, d.asked = names{}, map[model.ServiceName]time.Time{}
+}
+
+// tell wakes the follower up.
+func (d *demand) tell(n news) {
+	for {
+		select {
+		case d.news <- n:
+			return
+		default:
+		}
+		select {
+		case was := <-d.news:
+			n = max(n, was) // to tidy up is to look at all
+		default:
+		}
+	}
+}
+
+// Answer is what is known of a name that is asked for.
+type Answer uint8
+
+// The answers.
+const (
+	NoSuchName Answer = iota // the catalog does not have it: it is not waited for (contract 9.9)
+	Coming                   // its rows are asked for
+	Here                     // the Sink has heard of its rows, or that there are none
+)
+
+// SetDeclared says which services the node needs in any case: those of its own pods,
+// those that its pods declare as upstreams, and those whose addresses it answers
+// for (contract 9.9). It replaces what was said before and keeps nothing of list.
+func (c *Client) SetDeclared(list []model.ServiceName) {
+	now := make(names, len(list))
+	for _, n := range list {
+		now.add(n)
+	}
+	d := &c.demand
+	d.mu.Lock()
+	more := false
+	for n := range now {
+		more = more || !d.declared.has(n)
+	}
+	d.declared = now
+	d.mu.Unlock()
+	if more && !c.cfg.Whole { // what is not needed any more goes with the next pruning
+		d.tell(moreWanted)
+	}
+}
+
+// Want asks for the rows of a service that a request waits for (contract 4.6), and
+// says what is known of it. It returns at once and never blocks a loop of the data plane.
+func (c *Client) Want(n model.ServiceName) Answer {
+	d := &c.demand
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	here := d.main.covers(n) || d.delta.covers(n)
+	switch {
+	case d.declared.has(n) || c.cfg.Whole:
+	case d.catalog != nil && !d.catalog.has(n) && !here:
+		c.Rejected.Inc()
+		return NoSuchName
+	default:
+		_, known := d.asked[n]
+		if !known {
+			d.roomLocked()
+			c.Misses.Inc()
+			c.log.Info("service comes into scope", "service", n.String())
+		}
+		d.asked[n] = time.Now()
+		if !known && !here {
+			d.tell(moreWanted)
+		}
+	}
+	if here {
+		return Here
+	}
+	return Coming
+}
+
+// roomLocked makes room for one more name that is asked for: the one goes that was
+// not used for longest.
+func (d *demand) roomLocked() {
+	if len(d.asked) < maxAsked {
+		return
+	}
+	var oldest model.ServiceName
+	var at time.Time
+	for n, t := range d.asked {
+		if at.IsZero() || t.Before(at) {
+			oldest, at = n, t
+		}
+	}
+	delete(d.asked, oldest)
+}
+
+// Used says that traffic went to services lately: those that were asked for stay in scope
+// for an hour from now (contract 4.6).
+func (c *Client) Used(list ...model.ServiceName) {
+	d := &c.demand
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := time.Now()
+	for _, n := range list {
+		if _, ok := d.asked[n]; ok {
+			d.asked[n] = now
+		}
+	}
+}
+
+// Declared and Asked are how many services are in scope, by why they are.
+func (c *Client) Declared() int {
+	c.demand.mu.Lock()
+	defer c.demand.mu.Unlock()
+	return len(c.demand.declared)
+}
+
+// Asked is Declared's other half: what was asked for, and is not idle yet.
+func (c *Client) Asked() int {
+	c.demand.mu.Lock()
+	defer c.demand.mu.Unlock()
+	return len(c.demand.asked)
+}
+
+// Catalog is how many names there are in the mesh.
+func (c *Client) Catalog() int {
+	c.demand.mu.Lock()
+	defer c.demand.mu.Unlock()
+	return len(c.demand.catalog)
+}
+
+// wanted is what the streams should be for.
+func (d *demand) wanted() scope {
+	if d.c.cfg.Whole {
+		return scope{all: true}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := scope{names: maps.Clone(d.declared)}
+	for n := range d.asked {
+		s.names.add(n)
+	}
+	return s
+}
+
+// serving: these streams are complete.
+func (d *demand) serving(main, delta *watch) {
+	d.mu.Lock()
+	d.main, d.delta = main, delta
+	d.mu.Unlock()
+}
+
+// named puts a name into the catalog, or takes it out.
+func (d *demand) named(n model.ServiceName, in bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.catalog == nil {
+		d.catalog = names{}
+	}
+	if in {
+		d.catalog.add(n)
+	} else {
+		delete(d.catalog, n)
+	}
+}
+
+func (d *demand) setCatalog(all names) {
+	d.mu.Lock()
+	d.catalog = all
+	d.mu.Unlock()
+}
+
+// prune drops, every minute, what was asked for and has been idle for too long.
+func (c *Client) prune(ctx context.Context) {
+	if c.cfg.Whole {
+		return
+	}
+	t := time.NewTicker(pruneEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if c.cfg.InUse != nil {
+			c.Used(c.cfg.InUse(ctx)...)
+		}
+		d := &c.demand
+		d.mu.Lock()
+		for n, at := range d.asked {
+			if time.Since(at) > idleTTL {
+				delete(d.asked, n)
+			}
+		}
+		d.mu.Unlock()
+		d.tell(tidyUp)
+	}
+}

@@ -1,0 +1,189 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"aether/controlplane/registrar/client"
+	"aether/dataplane/model"
+)
+
+type (
+	ctx    = context.Context
+	closer = io.Closer
+)
+
+// buffer is a log that may be written and read at once.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func (b *buffer) Len() int { return len(b.String()) }
+
+func logged() (*slog.Logger, *buffer) {
+	b := &buffer{}
+	return slog.New(slog.NewTextHandler(b, nil)), b
+}
+
+// TestCold: a name that is asked for comes into scope beside what is there, and one that does not exist is
+// refused at once (contract 4.6, 9.9).
+func TestCold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet("10.0.0.1:8443")
+		for _, s := range []string{"shop/cart", "shop/pay", "shop/ship"} {
+			f.add(s, pod("10.0.0.1", healthy, false))
+		}
+		n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443"}, Dial: f.dial})
+		defer n.end()
+		n.SetDeclared([]model.ServiceName{name("shop/cart")})
+		pass(time.Second)
+		if !n.heard.cold(name("shop/pay")) || n.heard.cold(name("shop/cart")) {
+			t.Fatal("the catalog is not what it should be")
+		}
+		if a := n.Want(name("shop/none")); a != client.NoSuchName || n.Rejected.Value() != 1 || n.Misses.Value() != 0 {
+			t.Errorf("a name that does not exist: %v", a)
+		}
+		began := time.Now()
+		if a := n.Want(name("shop/pay")); a != client.Coming || n.Misses.Value() != 1 {
+			t.Errorf("a name without rows here: %v", a)
+		}
+		synctest.Wait()
+		if len(n.heard.of(name("shop/pay"))) != 1 || n.heard.cold(name("shop/pay")) || time.Since(began) != 0 {
+			t.Errorf("after %s: %v", time.Since(began), n.heard.of(name("shop/pay")))
+		}
+		if a := n.Want(name("shop/pay")); a != client.Here {
+			t.Errorf("a name that is here: %v", a)
+		}
+		q := f.requests()
+		if last := q[len(q)-1]; len(last.Filter.Services) != 1 || last.Filter.Services[0] != "shop/pay" {
+			t.Errorf("asked for %v: more than what is missing", last.Filter)
+		}
+		if f.streams() != 2 {
+			t.Errorf("%d streams", f.streams())
+		}
+		// Another one right after it waits for 250 ms, with those that come meanwhile.
+		n.Want(name("shop/ship"))
+		pass(249 * time.Millisecond)
+		synctest.Wait()
+		if len(n.heard.of(name("shop/ship"))) != 0 {
+			t.Error("two changes of scope within 250 ms")
+		}
+		pass(2 * time.Millisecond)
+		synctest.Wait()
+		n.agrees(t, f, everything)
+		if f.streams() != 2 {
+			t.Errorf("%d streams, want the first and another one", f.streams())
+		}
+		pass(time.Minute + time.Second)
+		if f.streams() != 1 {
+			t.Errorf("%d streams after a minute, want one for all", f.streams())
+		}
+		n.agrees(t, f, everything)
+	})
+}
+
+// TestIdle: what was asked for leaves the scope after an hour in which nobody used it (contract 4.6); what is declared stays.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet("10.0.0.1:8443")
+		for _, s := range []string{"shop/cart", "shop/pay", "shop/busy"} {
+			f.add(s, pod("10.0.0.1", healthy, false))
+		}
+		n := startNode(t, client.Config{
+			Targets: []string{"10.0.0.1:8443"}, Dial: f.dial,
+			InUse: func(ctx) []model.ServiceName { return []model.ServiceName{name("shop/busy"), name("no/body")} },
+		})
+		defer n.end()
+		n.SetDeclared([]model.ServiceName{name("shop/cart")})
+		n.Want(name("shop/pay"))
+		n.Want(name("shop/busy"))
+		pass(59 * time.Minute)
+		n.agrees(t, f, everything)
+		if n.Declared() != 1 || n.Asked() != 2 || n.Catalog() != 3 {
+			t.Errorf("%d declared, %d asked for, %d in the catalog", n.Declared(), n.Asked(), n.Catalog())
+		}
+		pass(3 * time.Minute)
+		n.agrees(t, f, func(s string) bool { return s != "shop/pay" })
+		n.SetDeclared(nil)
+		pass(2 * time.Minute)
+		n.agrees(t, f, func(s string) bool { return s == "shop/busy" })
+	})
+}
+
+// TestManyAreAskedFor: more names than a second stream takes are one new stream, and their number is bounded.
+func TestManyAreAskedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet("10.0.0.1:8443")
+		const services = 5000
+		for i := range services {
+			f.add(fmt.Sprintf("s/%d", i), pod("10.0.0.1", healthy, false))
+		}
+		f.silent = true
+		n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443"}, Dial: f.dial})
+		defer n.end()
+		synctest.Wait()
+		pass(time.Second)
+		for i := range 65 {
+			n.Want(name(fmt.Sprintf("s/%d", i)))
+		}
+		pass(time.Second)
+		if f.streams() != 1 {
+			t.Errorf("%d streams", f.streams())
+		}
+		for i := range services {
+			n.Want(name(fmt.Sprintf("s/%d", i)))
+			if i%1000 == 0 {
+				pass(time.Millisecond)
+			}
+		}
+		pass(2 * time.Minute)
+		if n.Asked() != 4096 {
+			t.Errorf("%d names are in scope", n.Asked())
+		}
+		n.heard.mu.Lock()
+		defer n.heard.mu.Unlock()
+		if len(n.heard.rows) > services || len(n.heard.catalog) != services-4096 {
+			t.Errorf("%d are cold", len(n.heard.catalog))
+		}
+	})
+}
+
+// TestScopeDuringOutage: what is declared while no registrar is there is asked for once one is.
+func TestScopeDuringOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet("10.0.0.1:8443")
+		f.add("shop/cart", pod("10.0.0.1", healthy, false))
+		f.add("shop/pay", pod("10.0.0.2", healthy, false))
+		n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443"}, Dial: f.dial})
+		defer n.end()
+		n.SetDeclared([]model.ServiceName{name("shop/cart")})
+		pass(2 * time.Minute)
+		f.kill("10.0.0.1:8443", errKilled)
+		pass(time.Minute)
+		n.SetDeclared([]model.ServiceName{name("shop/cart"), name("shop/pay")})
+		n.Want(name("shop/later")) // which is no name yet
+		f.start("10.0.0.1:8443")
+		pass(31 * time.Second)
+		n.agrees(t, f, everything)
+	})
+}
