@@ -39,6 +39,10 @@ func (n *Node) Register(m *telemetry.Metrics) {
 	for i, result := range outbound.MirrorResults {
 		m.Count("aether_mirrored_total", "Copies of requests that rules mirror, by how they ended.", &n.out.Mirrored[i], "result", result)
 	}
+	for i, result := range outbound.ColdResults {
+		m.Count("aether_cold_total", "Requests and connections that waited for a service that this node had not used yet, by how that ended.", &n.out.Cold[i], "result", result)
+	}
+	m.Gauge("aether_cold_waiting", "Those that wait now.", func() float64 { return float64(n.out.Waiting()) })
 	for i, result := range extauthz.Results {
 		m.Count("aether_ext_authz_total", "Questions to the authorization service, by how they ended.", &n.authz.Asked[i], "result", result)
 	}

@@ -53,12 +53,16 @@ type Config struct {
 	Records    record.Maker     // who seals TLS records
 	Authz      string           // where the authorization service is, in grpc-go's form; empty: extauthz.Target
 	Compat     bool             // accept Envoy-based peers: TLS 1.2, no server name (design 9)
-	Capture    bool             // install the capture rules in the pods, as the CNI plugin would
-	Hold       bool             // accept nothing before Open, and leave capture rules where they are until Alone: the Owner's sockets are still another process's, too
+	// Want asks whoever keeps the catalog for the rows of a service that something waits for
+	// (contract 4.6). Called on loops: it must not block. nil: nobody waits.
+	Want func(model.ServiceName)
 	// Ready: the pod's application answers its probe, which is what /-/-/ready says of
 	// it over the hop (contract 4.11). It must not wait. nil: nobody probes, and all do.
 	Ready func(container string) bool
-	Log   *slog.Logger // nil: discard
+
+	Capture bool         // install the capture rules in the pods, as the CNI plugin would
+	Hold    bool         // accept nothing before Open, and leave capture rules where they are until Alone: the Owner's sockets are still another process's, too
+	Log     *slog.Logger // nil: discard
 }
 
 // Node is the data plane of one node. Make it with New, run it with Run.
@@ -130,7 +134,7 @@ func New(cfg Config) (*Node, error) {
 	if n.authz, err = extauthz.New(extauthz.Config{Target: cfg.Authz, Log: cfg.Log}); err != nil {
 		return nil, err
 	}
-	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log, Neighbour: n.neighbour})
+	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log, Neighbour: n.neighbour, Want: cfg.Want})
 	n.in = inbound.New(inbound.Config{Store: &n.store, Acceptor: n.acceptor, Journal: cfg.Journal, Authz: n.authz, Ready: cfg.Ready, Log: cfg.Log})
 	return n, nil
 }
@@ -186,6 +190,7 @@ func (n *Node) Apply(snap *snapshot.Snapshot, workloads []model.Workload) {
 		snap = snap.WithDraining(true)
 	}
 	n.store.Swap(snap)
+	n.out.Recall() // first: somebody waits
 	n.want = slices.Clone(workloads)
 	n.applied = true
 	defer n.changed()

@@ -5,10 +5,12 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/hex"
+	"maps"
 	"slices"
 	"time"
 
 	"aether/dataplane/engine"
+	"aether/dataplane/model"
 	"aether/dataplane/outbound"
 	"aether/mtls"
 )
@@ -123,6 +125,21 @@ func (n *Node) Endpoints(ctx context.Context, pod string, limit int) Endpoints {
 	out.Endpoints = out.Endpoints[:min(limit, len(out.Endpoints))]
 	slices.Sort(out.Silent)
 	return out
+}
+
+// Used are the services that the node's pods sent something to lately, in no order, each
+// once: what keeps a service in scope that was asked for (contract 4.6).
+func (n *Node) Used(ctx context.Context) []model.ServiceName {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	parts, _ := engine.Ask(ctx, n.engine, n.out.Used)
+	all := map[model.ServiceName]struct{}{}
+	for _, list := range parts {
+		for _, s := range list {
+			all[s] = struct{}{}
+		}
+	}
+	return slices.Collect(maps.Keys(all))
 }
 
 // CertState is a pod's certificate and trust bundle: what everybody it meets is shown,

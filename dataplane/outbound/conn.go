@@ -262,8 +262,9 @@ func (s *sniffer) settled(kind model.Sniff, host string) {
 	l.Disarm(&s.timer)
 	c.flow.Sniff, c.flow.Host = kind, host
 	v := s.v
+	draw := c.st.rnd.Uint32()
 	if v.Action == decide.Sniff || kind != model.SniffHTTP11 && kind != model.SniffHTTP10 && kind != model.SniffH2C {
-		v = decide.Decide(s.snap, &c.flow, c.st.rnd.Uint32(), nil)
+		v = decide.Decide(s.snap, &c.flow, draw, nil)
 	}
 	switch v.Action {
 	case decide.Serve:
@@ -283,6 +284,13 @@ func (s *sniffer) settled(kind model.Sniff, host string) {
 			return
 		}
 		c.forward(s.fd, v, s.snap, s.buf)
+	case decide.Await:
+		s.stopRace()
+		if err := l.Detach(s.fd); err != nil {
+			unix.Close(s.fd)
+			return
+		}
+		c.await(s.fd, v, s.snap, draw, s.buf)
 	default:
 		s.stopRace()
 		l.Forget(s.fd)

@@ -19,7 +19,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -47,6 +47,11 @@ type Config struct {
 	Journal journal.Observer
 	Authz   *extauthz.Service // nil: nobody can be asked, and what a filter wants asked is refused
 	Log     *slog.Logger      // nil: discard
+
+	// Want asks for the rows of a service that a request, or a connection, waits for (contract
+	// 4.6); Recall tells that there is news. Called on loops: it must not block. nil: rows
+	// cannot be asked for, and nobody waits for any.
+	Want func(model.ServiceName)
 
 	// Neighbour is the destination's side of a pod of this node, by container; nil: it is not
 	// served here, and the hop is taken. Any goroutine. nil: none ever is.
@@ -81,6 +86,11 @@ type Outbound struct {
 
 	// Mirrored counts copies of requests by how they ended, in the order of MirrorResults.
 	Mirrored [mirrorResults]telemetry.Counter
+
+	// Cold counts requests and connections that waited for rows by how that ended, in the order of ColdResults.
+	Cold [coldResults]telemetry.Counter
+
+	waiting atomic.Int64 // for rows
 }
 
 // New makes an Outbound.
@@ -90,7 +100,7 @@ func New(cfg Config) *Outbound {
 	}
 	o := &Outbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil), now: time.Now}
 	o.loops.Make = func(l *engine.Loop) *loopState {
-		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, cold: map[*reqState]struct{}{}, coldConns: map[*coldConn]struct{}{}, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 		st.pool.Service = o
 		st.mirrored.Service = (*mirrors)(o)
 		return st
@@ -98,7 +108,7 @@ func New(cfg Config) *Outbound {
 	return o
 }
 
-// Pod is a workload whose egress is served. Its fields are not changed once it is used.
+// Pod is a workload whose egress is served. It is neither copied nor changed from outside once it is used.
 type Pod struct {
 	Context   context.Context // ends with the pod, and its relays with it
 	Engine    *engine.Pod
@@ -108,6 +118,8 @@ type Pod struct {
 	Account   string
 	ID        spiffeid.ID
 	Sockets   engine.Sockets
+
+	waiting atomic.Int64 // requests and connections of it that wait for rows
 }
 
 // loopState is what the outbound side keeps on one loop.
@@ -122,6 +134,9 @@ type loopState struct {
 	mirrored exchange.Pool // of mirrors
 	mirrors  int           // under way
 	end      journal.Entry // scratch: observers copy what they keep
+
+	cold      map[*reqState]struct{} // those that wait for rows (await.go)
+	coldConns map[*coldConn]struct{}
 
 	lastPod *Pod // whose upstreams last is; nil: none
 	last    *upstreams
@@ -164,6 +179,11 @@ type reqState struct {
 	retrying            *balance.Dest // among whose retries it is counted; nil: none
 	whole, tryEnd, wait reactor.Timer
 
+	// A wait for rows (await.go).
+	cold bool            // it waits
+	draw uint32          // what decides by chance have gone by: the next verdict goes by it too
+	sent []httpmsg.Field // what clean took out
+
 	// What was asked, before a rule changed it.
 	host, path, origin []byte
 	grpc               bool
@@ -198,7 +218,8 @@ func (o *Outbound) accept(l *engine.Loop, fd int, p *Pod, dir model.Direction, d
 	c.info = engine.ConnInfo{Pod: p.Engine, Loop: l, Pool: &st.pool, User: c}
 	c.flow = model.Flow{Namespace: p.Namespace, Workload: p.Account, Container: p.Container, Dir: dir, Dst: model.OrigDst{AddrPort: dst}}
 	snap := o.cfg.Store.Load()
-	v := decide.Decide(snap, &c.flow, st.rnd.Uint32(), nil)
+	draw := st.rnd.Uint32()
+	v := decide.Decide(snap, &c.flow, draw, nil)
 	switch v.Action {
 	case decide.Sniff, decide.Serve:
 		c.sniff(snap, v, fd)
@@ -206,6 +227,8 @@ func (o *Outbound) accept(l *engine.Loop, fd int, p *Pod, dir model.Direction, d
 		c.forward(fd, v, snap, nil)
 	case decide.Passthrough:
 		c.pass(fd, v, snap, -1, nil)
+	case decide.Await:
+		c.await(fd, v, snap, draw, nil)
 	default:
 		_ = socket.Abort(fd)
 		c.record(v, snap, connEnd{})
@@ -232,12 +255,19 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 	ct, _ := h.Get("content-type")
 	rq.grpc = httpmsg.IsGRPC(ct)
 	sent := clean(h) // before rules see it: what only a proxy may say matches nothing, either
-	rq.v = decide.Route(snap, &c.flow, h, c.st.rnd.Uint32(), nil)
+	rq.draw = c.st.rnd.Uint32()
+	rq.v = decide.Route(snap, &c.flow, h, rq.draw, nil)
+	o.decided(x, c, rq, sent)
+}
+
+// decided does with the request what its verdict, which is new, asks for.
+func (o *Outbound) decided(x *exchange.Exchange, c *conn, rq *reqState, sent []httpmsg.Field) {
+	h := &x.Req
 	if m := rq.v.Matched; m != nil && m.Persistence != nil {
 		o.resume(c, rq, h)
 	}
 	rq.host, rq.path, rq.origin = h.Authority, h.Path, rq.v.Origin(h)
-	if (rq.v.Action == decide.Forward || rq.v.Action == decide.Passthrough) && o.overloaded(x, c, rq) {
+	if (rq.v.Action == decide.Forward || rq.v.Action == decide.Passthrough || rq.v.Action == decide.Await) && o.overloaded(x, c, rq) {
 		return
 	}
 	if rq.v.Pipe != nil && rq.v.Pipe.Authz != nil { // before anything is answered, too (contract 10.7)
@@ -286,8 +316,7 @@ func (o *Outbound) act(x *exchange.Exchange, c *conn, rq *reqState, sent []httpm
 	case decide.Refuse:
 		o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, httpmsg.GRPCStatus(rq.v.Status))
 	case decide.Await:
-		// Rows are not asked for from here: what waits for them is answered as what has none.
-		o.fail(x, rq, "no-endpoint", strings.TrimSuffix(rq.v.Text, "\n"))
+		o.park(x, c, rq, sent)
 	default:
 		o.reply(x, 500, "", "the proxy has no answer for this request (reason "+rq.v.Reason.String()+")\n", 13)
 	}
@@ -479,6 +508,9 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	c := x.Conn.(*engine.ConnInfo).User.(*conn)
 	rq := x.User.(*reqState)
 	c.st.leave(x, rq)
+	if rq.cold { // its client went first
+		c.st.warm(rq, coldGone)
+	}
 	c.st.l.Gauges.Outbound.Add(-1)
 	rq.stop(c.st)
 	rq.asked.Cancel()
@@ -524,6 +556,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	rq.snap = nil // a request that is over keeps no old world alive
 	rq.next = choice{}
 	rq.session.at = nil
+	rq.sent = nil
 	rq.v, rq.endpoint, rq.host, rq.path, rq.origin = decide.Verdict{}, nil, nil, nil, nil
 	if e.Classify(); e.Failed() {
 		id, _ := x.Req.Get("x-request-id")

@@ -1,0 +1,289 @@
+package outbound
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"aether/dataplane/balance"
+	"aether/dataplane/decide"
+	"aether/dataplane/engine"
+	"aether/dataplane/exchange"
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/model"
+	"aether/dataplane/reactor"
+	"aether/dataplane/snapshot"
+	"aether/tproxy/socket"
+)
+
+// Bounds of what waits for rows (contract 4.6; docs/limits.md).
+const (
+	coldTime   = 2 * time.Second // until the rows of a service that is known must be here
+	maxCold    = 4096            // requests and connections that wait, of the process
+	maxPodCold = 512             // and of one pod
+)
+
+// How a wait for rows ended.
+const (
+	coldCame     = iota // it was decided again, and not to wait
+	coldExpired         // nothing came in time
+	coldGone            // the client left
+	coldOverflow        // as many waited as may: it did not
+	coldResults
+)
+
+// ColdResults names how waits for rows end.
+var ColdResults = [coldResults]string{"came", "expired", "gone", "overflow"}
+
+const (
+	causeAwait   = "await-rows" // of nothing that came in time
+	textTooCold  = "overload: as many requests wait for services that this node has not used yet as may; try again"
+	textTooLate  = "no registrar told in time where the pods of "
+	textTryAgain = " are; try again shortly"
+)
+
+// Waiting is how many requests and connections wait for rows. Safe for concurrent use.
+func (o *Outbound) Waiting() int { return int(o.waiting.Load()) }
+
+// enter counts one more of the pod's in; false: as many wait as may.
+func (o *Outbound) enter(p *Pod) bool {
+	if o.waiting.Add(1) > maxCold {
+		o.waiting.Add(-1)
+		return false
+	}
+	if p.waiting.Add(1) > maxPodCold {
+		o.leave(p)
+		return false
+	}
+	return true
+}
+
+func (o *Outbound) leave(p *Pod) {
+	p.waiting.Add(-1)
+	o.waiting.Add(-1)
+}
+
+// park lets a request wait until the rows of the service that it is for are here. It is
+// decided anew, with the same draw, in each world that comes.
+func (o *Outbound) park(x *exchange.Exchange, c *conn, rq *reqState, sent []httpmsg.Field) {
+	if o.cfg.Want == nil {
+		o.fail(x, rq, causeAwait, strings.TrimSuffix(rq.v.Text, "\n"))
+		return
+	}
+	if !o.enter(c.pod) {
+		o.Cold[coldOverflow].Inc()
+		o.fail(x, rq, causeOverload, textTooCold)
+		return
+	}
+	rq.x, rq.cold, rq.sent = x, true, sent
+	c.st.cold[rq] = struct{}{}
+	c.st.l.Arm(&rq.wait, (*coldEnd)(rq), int64(coldTime))
+	o.cfg.Want(rq.v.Awaits.Name)
+	c.st.reconsider(rq, o.cfg.Store.Load()) // Recall may have looked before it was counted
+}
+
+// warm: the request does not wait any more.
+func (st *loopState) warm(rq *reqState, how int) {
+	rq.cold = false
+	delete(st.cold, rq)
+	if rq.wait.Armed() {
+		st.l.Disarm(&rq.wait)
+	}
+	st.o.leave(rq.conn().pod)
+	st.o.Cold[how].Inc()
+}
+
+// reconsider decides about a request that waits in the world as it is now.
+func (st *loopState) reconsider(rq *reqState, snap *snapshot.Snapshot) {
+	if !rq.cold || snap == rq.snap {
+		return
+	}
+	x, c := rq.x, rq.conn()
+	was := rq.v.Awaits.Name
+	rq.snap = snap
+	rq.v = decide.Route(snap, &c.flow, &x.Req, rq.draw, nil)
+	if rq.v.Action == decide.Await {
+		if n := rq.v.Awaits.Name; n != was {
+			st.o.cfg.Want(n)
+		}
+		return
+	}
+	sent := rq.sent
+	st.warm(rq, coldCame)
+	st.o.decided(x, c, rq, sent)
+}
+
+// coldEnd is a request as the task of its wait.
+type coldEnd reqState
+
+// Run is reactor.Task: nothing came in time.
+func (t *coldEnd) Run() {
+	rq := (*reqState)(t)
+	c := rq.conn()
+	c.st.warm(rq, coldExpired)
+	c.o.fail(rq.x, rq, causeAwait, textTooLate+rq.v.Awaits.Name.String()+textTryAgain)
+}
+
+// Fail is reactor.Task.
+func (t *coldEnd) Fail(error) { (*reqState)(t).fault() }
+
+// Recall decides again about what waits for rows, after the store has a new snapshot. It
+// does not wait for the loops. Safe for concurrent use.
+func (o *Outbound) Recall() {
+	if o.waiting.Load() == 0 { // who counts itself in looks at the store afterwards
+		return
+	}
+	o.loops.Each(func(st *loopState) {
+		snap := o.cfg.Store.Load()
+		for _, rq := range slices.Collect(maps.Keys(st.cold)) {
+			st.reconsider(rq, snap)
+		}
+		for _, k := range slices.Collect(maps.Keys(st.coldConns)) {
+			k.reconsider(snap)
+		}
+	})
+}
+
+// coldConn is a connection to a declared raw-TCP port that waits for rows. Nothing is read
+// from it meanwhile.
+type coldConn struct {
+	c     *conn
+	fd    int
+	v     decide.Verdict
+	snap  *snapshot.Snapshot
+	draw  uint32
+	first []byte // what has been read before
+	timer reactor.Timer
+	done  bool
+}
+
+// await lets a connection wait until the rows of the service that it is for are here.
+// first may alias anything.
+func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uint32, first []byte) {
+	o, l := c.o, c.st.l
+	end := connEnd{ended: "proxy", cause: causeAwait}
+	switch {
+	case o.cfg.Want == nil:
+	case !o.enter(c.pod):
+		o.Cold[coldOverflow].Inc()
+		end.cause = causeOverload
+	default:
+		k := &coldConn{c: c, fd: fd, v: v, snap: snap, draw: draw, first: clone(first)}
+		if err := l.Register(fd, k, reactor.Stream); err != nil {
+			o.leave(c.pod)
+			end.cause = connectCause(err)
+			break
+		}
+		c.pod.Engine.Hold(1)
+		c.st.coldConns[k] = struct{}{}
+		l.Arm(&k.timer, k, int64(coldTime))
+		o.cfg.Want(v.Awaits.Name)
+		k.reconsider(o.cfg.Store.Load())
+		return
+	}
+	_ = socket.Abort(fd)
+	c.record(v, snap, end)
+}
+
+// over: it does not wait any more.
+func (k *coldConn) over(how int) {
+	k.done = true
+	c := k.c
+	delete(c.st.coldConns, k)
+	c.st.l.Disarm(&k.timer)
+	c.pod.Engine.Hold(-1)
+	c.o.leave(c.pod)
+	c.o.Cold[how].Inc()
+}
+
+func (k *coldConn) drop(how int, ended, cause string) {
+	if k.done {
+		return
+	}
+	k.over(how)
+	k.c.st.l.Forget(k.fd)
+	_ = socket.Abort(k.fd)
+	k.c.record(k.v, k.snap, connEnd{ended: ended, cause: cause})
+}
+
+func (k *coldConn) reconsider(snap *snapshot.Snapshot) {
+	if k.done || snap == k.snap {
+		return
+	}
+	c := k.c
+	v := decide.Decide(snap, &c.flow, k.draw, nil)
+	if v.Action == decide.Await {
+		if v.Awaits.Name != k.v.Awaits.Name {
+			c.o.cfg.Want(v.Awaits.Name)
+		}
+		k.v, k.snap = v, snap
+		return
+	}
+	k.over(coldCame)
+	if err := c.st.l.Detach(k.fd); err != nil {
+		unix.Close(k.fd)
+		return
+	}
+	switch {
+	case v.Action == decide.Forward:
+		c.forward(k.fd, v, snap, k.first)
+	case v.Action == decide.Passthrough:
+		c.pass(k.fd, v, snap, -1, k.first)
+	case (v.Action == decide.Sniff || v.Action == decide.Serve) && c.flow.Sniff == model.SniffNone: // the port is another one's by now
+		c.sniff(snap, v, k.fd)
+	default:
+		_ = socket.Abort(k.fd)
+		c.record(v, snap, connEnd{ended: "proxy"})
+	}
+}
+
+// Event is reactor.Source. A client that has said all it has to say waits for an answer.
+func (k *coldConn) Event(ev uint32) {
+	if ev&(reactor.Hangup|reactor.Error) != 0 {
+		k.drop(coldGone, "client", "")
+	}
+}
+
+// Run is reactor.Task: nothing came in time.
+func (k *coldConn) Run() { k.drop(coldExpired, "proxy", causeAwait) }
+
+// Fail is reactor.Source and Task.
+func (k *coldConn) Fail(error) { k.drop(coldGone, "proxy", "internal") }
+
+// Owner is engine.Owned.
+func (k *coldConn) Owner() *engine.Pod { return k.c.pod.Engine }
+
+// Show is engine.Shown: a connection that waits for rows.
+func (k *coldConn) Show(st *engine.ConnState) bool {
+	if k.done {
+		return false
+	}
+	st.State, st.Client = causeAwait, engine.PeerAddr(k.fd)
+	st.AgeMS = (k.c.st.l.Now() - k.c.start) / 1e6
+	st.IdleMS = st.AgeMS
+	st.BytesIn = int64(len(k.first))
+	k.c.Describe(st)
+	return true
+}
+
+// Used are the services that pods sent something to from the loop l in the last
+// balance.KeepIdle, each once. On the loop.
+func (o *Outbound) Used(l *engine.Loop) (list []model.ServiceName) {
+	seen := map[string]struct{}{}
+	for _, u := range o.loops.Get(l).pods {
+		u.table.Each(func(d *balance.Dest, _ *balance.Host) {
+			name := d.Name[:max(0, strings.LastIndexByte(d.Name, ':'))]
+			if _, ok := seen[name]; ok {
+				return
+			}
+			seen[name] = struct{}{}
+			if ns, n, ok := strings.Cut(name, "/"); ok {
+				list = append(list, model.ServiceName{Namespace: ns, Name: n})
+			}
+		})
+	}
+	return list
+}
