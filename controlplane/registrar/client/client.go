@@ -41,7 +41,7 @@ const (
 	livedWell    = 30 * time.Second // a stream that lived so long ends a row of failures
 
 	connectTime = 5 * time.Second  // a connect, DNS included
-	quietTime   = 10 * time.Second // for a stream to begin, and between two messages of a snapshot
+	quietTime   = 15 * time.Second // for a stream to begin, and between two messages of a snapshot
 
 	coalesceTime = 250 * time.Millisecond // between two changes of scope (contract 9.9)
 	idleTTL      = time.Hour              // what was asked for and is not used leaves the scope (contract 4.6)

@@ -304,7 +304,7 @@ func TestQuietRegistrar(t *testing.T) {
 		f.mute = true
 		n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443"}, Dial: f.dial, Whole: true})
 		defer n.end()
-		pass(11 * time.Second)
+		pass(16 * time.Second)
 		if s := n.heard.status(); s.Connected || !strings.Contains(s.Err, "says nothing") {
 			t.Errorf("%+v", s)
 		}

@@ -136,7 +136,7 @@ func (m *meshTLS) ClientHandshake(ctx context.Context, authority string, conn ne
 		return nil, nil, fmt.Errorf("authority %q: %w", authority, err)
 	}
 	cfg := mtls.ClientConfig(mtls.Client{SVID: s, SNI: port, ALPN: []string{"h2"}, Pin: m.server})
-	return credentials.NewTLS(cfg).ClientHandshake(ctx, authority, conn)
+	return credentials.NewTLS(cfg).ClientHandshake(ctx, port, conn) // which makes a server name of what it is given
 }
 
 // ServerHandshake is credentials.TransportCredentials: a client has none.
