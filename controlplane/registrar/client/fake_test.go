@@ -1,14 +1,12 @@
 package client_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -37,7 +35,8 @@ type place struct {
 type fleet struct {
 	mu      sync.Mutex
 	rows    map[place]*row
-	names   map[string]int // rows of each service
+	names   map[string]map[place]bool // rows of each service
+	sorted  []string                  // names, ascending; nil: made when asked for
 	version int
 	up      map[string]*replica // by address
 	dials   []string
@@ -58,7 +57,7 @@ type replica struct {
 }
 
 func newFleet(addrs ...string) *fleet {
-	f := &fleet{rows: map[place]*row{}, names: map[string]int{}, up: map[string]*replica{}}
+	f := &fleet{rows: map[place]*row{}, names: map[string]map[place]bool{}, up: map[string]*replica{}}
 	for _, a := range addrs {
 		f.start(a)
 	}
@@ -215,8 +214,11 @@ func (l link) WatchEndpoints(ctx context.Context, q *request, _ ...grpc.CallOpti
 func (r *replica) beginLocked(s *stream) {
 	v := r.versionLocked()
 	if s.q.GetLastVersion() != v && (s.q.GetLastVersion() == "" || !r.f.naked) {
-		for _, p := range r.f.placesLocked() {
-			if s.wants(p.service) {
+		for _, n := range r.f.namesLocked() {
+			if !s.wants(n) {
+				continue
+			}
+			for p := range r.f.names[n] {
 				s.put(&event{Type: registrypb.WatchEndpointsResponse_EVENT_TYPE_FULL_SNAPSHOT, ServiceName: p.service, Protocol: p.protocol, Endpoint: r.f.rows[p], Version: v})
 			}
 		}
@@ -250,34 +252,34 @@ func (s *stream) wants(service string) bool {
 	return s.q.Filter == nil || slices.Contains(s.q.Filter.Services, service)
 }
 
-func (f *fleet) placesLocked() (out []place) {
-	for p := range f.rows {
-		out = append(out, p)
-	}
-	slices.SortFunc(out, func(a, b place) int {
-		return cmp.Or(strings.Compare(a.service, b.service), cmp.Compare(a.protocol, b.protocol), strings.Compare(a.ip, b.ip))
-	})
-	return out
-}
-
 // setLocked makes e the row at p; nil: there is none.
 func (f *fleet) setLocked(p place, e *row) {
 	_, was := f.rows[p]
 	switch {
 	case e == nil && was:
 		delete(f.rows, p)
-		if f.names[p.service]--; f.names[p.service] == 0 {
+		if delete(f.names[p.service], p); len(f.names[p.service]) == 0 {
 			delete(f.names, p.service)
+			f.sorted = nil
 		}
 	case e != nil:
 		f.rows[p] = e
 		if !was {
-			f.names[p.service]++
+			if f.names[p.service] == nil {
+				f.names[p.service] = map[place]bool{}
+				f.sorted = nil
+			}
+			f.names[p.service][p] = true
 		}
 	}
 }
 
-func (f *fleet) namesLocked() []string { return slices.Sorted(maps.Keys(f.names)) }
+func (f *fleet) namesLocked() []string {
+	if f.sorted == nil {
+		f.sorted = slices.Sorted(maps.Keys(f.names))
+	}
+	return f.sorted
+}
 
 // put writes a row under one class; nil takes it away.
 func (f *fleet) put(p place, e *row) {

@@ -295,7 +295,13 @@ func (k *known) complete(w *watch, first bool) {
 		k.c.demand.setCatalog(w.names)
 	}
 	w.names = nil
-	k.all = true
+	if !w.delta {
+		k.all = true
+		return
+	}
+	for n := range w.scope.names {
+		k.renamed.add(n)
+	}
 }
 
 // named takes a name of the catalog, which one stream tells of.
