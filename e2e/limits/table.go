@@ -171,6 +171,9 @@ var bounds = []bound{
 	{"dataplane/outbound", "beginLimit", "time", "a captured connection whose first bytes do not say by then what they are is taken for no HTTP; on the proxy port it is HTTP/1, for which `headTime` begins"},
 	{"dataplane/outbound", "dialLimit", "time", "the connect of a passed-through connection counts as failed: the client is reset"},
 	{"dataplane/outbound", "keepSniffers", "sniffers a loop", "one given back is left to the garbage collector"},
+	{"dataplane/outbound", "coldTime", "time", "a request, or raw-TCP connection, for a service of the catalog whose rows are not here: 503, or a reset (contract 4.6)"},
+	{"dataplane/outbound", "maxCold", "requests and connections that wait for rows", "a further one is refused at once (503 `overload`)"},
+	{"dataplane/outbound", "maxPodCold", "requests and connections of a pod that wait for rows", "the same"},
 
 	{"dataplane/inbound", "connectLimit", "time", "the connect to an application's raw-TCP port counts as failed: the caller is reset"},
 	{"dataplane/inbound", "firstLimit", "time", "a verified hop that sends nothing is closed"},
@@ -326,6 +329,27 @@ var bounds = []bound{
 	{"tproxy/socket", "defaultIdle", "time", "a silent connection is probed"},
 	{"tproxy/socket", "defaultInterval", "time", "between two probes"},
 	{"tproxy/socket", "defaultCount", "probes", "after so many lost ones the connection is ended"},
+
+	{"controlplane/registrar/client", "leastBackoff", "time", "after a failure, before the next registrar is tried, at least"},
+	{"controlplane/registrar/client", "mostBackoff", "time", "and at most: the bound doubles with each failure, and the wait is anywhere below it"},
+	{"controlplane/registrar/client", "livedWell", "time", "a connection that lived so long ends a row of failures"},
+	{"controlplane/registrar/client", "connectTime", "time", "a connect to a registrar, or DNS, counts as failed"},
+	{"controlplane/registrar/client", "quietTime", "time", "a registrar that takes a stream and says nothing for so long, before its snapshot is complete, is left for the next one"},
+	{"controlplane/registrar/client", "deadIdle", "time", "a connection that is silent this long is asked whether it lives, by TCP and by HTTP/2"},
+	{"controlplane/registrar/client", "deadEvery", "time", "and again so often"},
+	{"controlplane/registrar/client", "deadTries", "times", "then it is dead"},
+	{"controlplane/registrar/client", "coalesceTime", "time", "a change of scope that comes sooner after another one waits, with what else comes"},
+	{"controlplane/registrar/client", "idleTTL", "time", "a service that was asked for and is not used leaves the scope"},
+	{"controlplane/registrar/client", "pruneEvery", "time", "how often that is looked for, and a second stream joined with the first"},
+	{"controlplane/registrar/client", "maxAsked", "services in scope because they were asked for", "the one that was not used for longest makes room"},
+	{"controlplane/registrar/client", "maxDelta", "services of the second stream", "more are a new first one"},
+	{"controlplane/registrar/client", "maxMessage", "bytes of a message", "the stream fails"},
+	{"controlplane/registrar/client", "window", "bytes of a stream; twice that of a connection", "flow control: the registrar waits"},
+	{"controlplane/registrar/client", "maxQueue", "messages of a connection that wait to be looked at", "its streams are not read from until there is room"},
+	{"controlplane/registrar/client", "maxBatch", "messages", "so many at most are said to the loop as one change"},
+	{"controlplane/registrar/client", "maxProblems", "rows listed as problems, and kinds of unknown events that are spoken of", "further ones are counted only"},
+	{"controlplane/registrar/client", "maxAddrs", "addresses of registrars", "further ones are not tried"},
+	{"controlplane/registrar/client", "maxInterned", "values of a kind that equal ones are found by", "sharing starts anew"},
 }
 
 // notBounds are constants whose names look like a bound's, and why they are none.

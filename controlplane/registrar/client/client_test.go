@@ -26,7 +26,7 @@ const (
 
 // TestConverges: whatever happens to rows, registrars, streams and the node's scope, the node ends with what the
 // registry has in its scope, never knows a row that never existed, and never knows less than it did of what did
-// not change (contract 9.7; cases 143 and 146).
+// not change (contract 9.7; case 143).
 func TestConverges(t *testing.T) {
 	const runs, steps = 60, 120
 	services := []string{"shop/a", "shop/b", "shop/c", "pay/a", "pay/b", "x/1", "x/2", "x/3"}
