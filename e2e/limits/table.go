@@ -348,6 +348,7 @@ var bounds = []bound{
 	{"controlplane/registrar/client", "maxQueue", "messages of a connection that wait to be looked at", "its streams are not read from until there is room"},
 	{"controlplane/registrar/client", "maxBatch", "messages", "so many at most are said to the loop as one change"},
 	{"controlplane/registrar/client", "maxProblems", "rows listed as problems, and kinds of unknown events that are spoken of", "further ones are counted only"},
+	{"controlplane/registrar/client", "maxSpoken", "bad rows that are remembered as counted and logged", "all are forgotten: what is still bad is counted and logged once more"},
 	{"controlplane/registrar/client", "maxAddrs", "addresses of registrars", "further ones are not tried"},
 	{"controlplane/registrar/client", "maxInterned", "values of a kind that equal ones are found by", "sharing starts anew"},
 }

@@ -53,6 +53,7 @@ const (
 	maxQueue    = 256     // messages of a stream that wait to be looked at; then it is not read from
 	maxBatch    = 1024    // messages that are said to the Sink as one Batch
 	maxProblems = 256     // rows that are listed as problems
+	maxSpoken   = 4096    // bad rows that are remembered as spoken of
 	maxAddrs    = 64      // addresses of registrars that are tried
 )
 

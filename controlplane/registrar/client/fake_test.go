@@ -351,9 +351,20 @@ func (f *fleet) again() {
 	for _, r := range f.up {
 		for s := range r.streams {
 			s.q.LastVersion = ""
+			s.put(&event{Type: registrypb.WatchEndpointsResponse_EVENT_TYPE_FULL_SNAPSHOT}) // there may be no row
 			r.beginLocked(s)
 		}
 	}
+}
+
+// lose takes a row away and tells nobody, as a registrar does that heard of it while it was cut off.
+func (f *fleet) lose(service, ip string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for c := range registrypb.Service_Protocol_name {
+		f.setLocked(place{service, registrypb.Service_Protocol(c), ip}, nil)
+	}
+	f.version++
 }
 
 // cutAll ends all streams of all registrars.

@@ -106,6 +106,8 @@ type known struct {
 	bad  map[rowKey]model.Problem
 	in   interner
 
+	spoken map[rowKey]string // why rows were said to be bad: each is counted and logged once
+
 	told     bool                     // a whole state has been said
 	said     names                    // names that the Sink has as in the catalog, without rows here
 	dirty    names                    // services whose rows are to be said
@@ -119,7 +121,7 @@ type known struct {
 func newKnown(c *Client) *known {
 	return &known{
 		c: c, have: map[model.ServiceName]*served{}, bad: map[rowKey]model.Problem{}, said: names{}, dirty: names{}, renamed: names{},
-		problems: map[string]model.Problem{}, strange: map[int32]bool{},
+		spoken: map[rowKey]string{}, problems: map[string]model.Problem{}, strange: map[int32]bool{},
 	}
 }
 
@@ -342,22 +344,27 @@ func (k *known) fault(w *watch, key rowKey, f registry.Fault, why string) {
 	if w.gather != nil {
 		bad = w.gather.bad
 	}
-	was, known := k.bad[key]
-	if !known || was != p {
+	_, listed := bad[key]
+	room := listed || len(bad) < maxProblems
+	if k.spoken[key] != why {
 		k.c.Malformed[max(0, slices.Index(faults[:], f))].Inc()
+		if len(k.spoken) >= maxSpoken {
+			clear(k.spoken)
+		}
+		k.spoken[key] = why
+		if room {
+			k.c.log.Warn("row not served", "service", key.service, "ip", key.ip, "protocol", key.protocol.String(), "fault", string(f), "reason", why)
+		}
 	}
-	if _, listed := bad[key]; !listed && len(bad) >= maxProblems {
-		return
+	if room {
+		bad[key] = p
+		k.judged = true
 	}
-	if !known || was != p {
-		k.c.log.Warn("row not served", "service", key.service, "ip", key.ip, "protocol", key.protocol.String(), "fault", string(f), "reason", why)
-	}
-	bad[key] = p
-	k.judged = true
 }
 
 // mended: the row is valid, or gone.
 func (k *known) mended(w *watch, key rowKey) {
+	delete(k.spoken, key)
 	if w.gather != nil {
 		delete(w.gather.bad, key)
 		return

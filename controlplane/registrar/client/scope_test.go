@@ -102,6 +102,93 @@ func TestCold(t *testing.T) {
 	})
 }
 
+// TestOldStreamsServe: while a new stream has not begun, what the old ones say counts.
+func TestOldStreamsServe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet("10.0.0.1:8443")
+		for _, s := range []string{"shop/cart", "shop/pay", "shop/ship"} {
+			f.add(s, pod("10.0.0.1", healthy, false))
+		}
+		n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443"}, Dial: f.dial})
+		defer n.end()
+		n.SetDeclared([]model.ServiceName{name("shop/cart")})
+		pass(time.Second)
+		n.Want(name("shop/pay"))
+		pass(time.Second)
+		f.mu.Lock()
+		f.mute = true
+		f.mu.Unlock()
+		n.Want(name("shop/ship"))
+		synctest.Wait()
+		if len(f.requests()) < 3 {
+			t.Fatal("nobody asks")
+		}
+		for _, s := range []string{"shop/cart", "shop/pay"} {
+			f.add(s, pod("10.0.0.2", healthy, false))
+			f.gone(s, "10.0.0.1")
+		}
+		synctest.Wait()
+		n.agrees(t, f, func(s string) bool { return s != "shop/ship" })
+		f.mu.Lock()
+		f.mute = false
+		f.mu.Unlock()
+		pass(time.Minute) // it is given up, and asked for again
+		n.agrees(t, f, everything)
+	})
+}
+
+// TestResync: a snapshot on a stream that is open takes the place of what its scope had, and of no other's.
+func TestResync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet("10.0.0.1:8443")
+		for _, s := range []string{"shop/cart", "shop/pay"} {
+			f.add(s, pod("10.0.0.1", healthy, false))
+			f.add(s, pod("10.0.0.2", healthy, true))
+		}
+		n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443"}, Dial: f.dial})
+		defer n.end()
+		n.SetDeclared([]model.ServiceName{name("shop/cart")})
+		pass(time.Second)
+		n.Want(name("shop/pay"))
+		synctest.Wait()
+		if f.streams() != 2 {
+			t.Fatalf("%d streams", f.streams())
+		}
+		for _, s := range []string{"shop/cart", "shop/pay"} {
+			f.lose(s, "10.0.0.1")
+		}
+		f.again()
+		synctest.Wait()
+		n.agrees(t, f, everything)
+		f.lose("shop/pay", "10.0.0.2")
+		f.again()
+		synctest.Wait()
+		n.agrees(t, f, everything)
+	})
+}
+
+// TestWhatLeftIsNotResumed: rows that came over a second stream do not outlive their scope because the first is resumed.
+func TestWhatLeftIsNotResumed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet("10.0.0.1:8443")
+		for _, s := range []string{"shop/cart", "shop/pay"} {
+			f.add(s, pod("10.0.0.1", healthy, false))
+		}
+		n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443"}, Dial: f.dial})
+		defer n.end()
+		cart := []model.ServiceName{name("shop/cart")}
+		n.SetDeclared(cart)
+		pass(2 * time.Minute)
+		n.SetDeclared(append(cart, name("shop/pay")))
+		pass(time.Second)
+		n.agrees(t, f, everything)
+		n.SetDeclared(cart)
+		f.cutAll(errKilled)
+		pass(2 * time.Minute)
+		n.agrees(t, f, func(s string) bool { return s == "shop/cart" })
+	})
+}
+
 // TestIdle: what was asked for leaves the scope after an hour in which nobody used it (contract 4.6); what is declared stays.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

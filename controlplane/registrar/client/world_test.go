@@ -26,17 +26,18 @@ type heard struct {
 	catalog  map[model.ServiceName]bool
 	problems map[string]model.Problem
 	states   []input.Status
-	batches  int
+	given    map[model.ServiceName][]model.Endpoint    // as they were handed over
 	look     func(rows map[model.ServiceName][]string) // at each state; under mu
 }
 
 func newHeard() *heard {
-	return &heard{rows: map[model.ServiceName][]string{}, catalog: map[model.ServiceName]bool{}, problems: map[string]model.Problem{}}
+	return &heard{given: map[model.ServiceName][]model.Endpoint{}, rows: map[model.ServiceName][]string{}, catalog: map[model.ServiceName]bool{}, problems: map[string]model.Problem{}}
 }
 
 func (h *heard) Replace(b input.Batch) {
 	h.mu.Lock()
 	clear(h.rows)
+	clear(h.given)
 	clear(h.catalog)
 	clear(h.problems)
 	h.replaces++
@@ -47,9 +48,18 @@ func (h *heard) Replace(b input.Batch) {
 func (h *heard) Apply(b input.Batch) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.batches++
+	for n, rows := range h.given { // what was handed over does not change
+		var l []string
+		for i := range rows {
+			l = append(l, looks(&rows[i]))
+		}
+		if slices.Sort(l); !slices.Equal(l, h.rows[n]) {
+			panic(fmt.Sprintf("rows of %s were %v and are %v", n, h.rows[n], l))
+		}
+	}
 	for n, rows := range b.Endpoints {
 		delete(h.rows, n)
+		h.given[n] = rows
 		for i := range rows {
 			if rows[i].Service != n {
 				panic(fmt.Sprintf("a row of %s under %s", rows[i].Service, n))
