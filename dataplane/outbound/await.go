@@ -69,8 +69,8 @@ func (o *Outbound) leave(p *Pod) {
 // park lets a request wait until the rows of the service that it is for are here. It is
 // decided anew, with the same draw, in each world that comes.
 func (o *Outbound) park(x *exchange.Exchange, c *conn, rq *reqState, sent []httpmsg.Field) {
-	if o.cfg.Want == nil {
-		o.fail(x, rq, causeAwait, strings.TrimSuffix(rq.v.Text, "\n"))
+	if o.cfg.Want == nil { // answered as what has no endpoint
+		o.fail(x, rq, "no-endpoint", strings.TrimSuffix(rq.v.Text, "\n"))
 		return
 	}
 	if !o.enter(c.pod) {
@@ -164,17 +164,17 @@ type coldConn struct {
 // first may alias anything.
 func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uint32, first []byte) {
 	o, l := c.o, c.st.l
-	end := connEnd{ended: "proxy", cause: causeAwait}
+	var end connEnd
 	switch {
 	case o.cfg.Want == nil:
 	case !o.enter(c.pod):
 		o.Cold[coldOverflow].Inc()
-		end.cause = causeOverload
+		end = connEnd{ended: "proxy", cause: causeOverload}
 	default:
 		k := &coldConn{c: c, fd: fd, v: v, snap: snap, draw: draw, first: clone(first)}
 		if err := l.Register(fd, k, reactor.Stream); err != nil {
 			o.leave(c.pod)
-			end.cause = connectCause(err)
+			end = connEnd{ended: "proxy", cause: connectCause(err)}
 			break
 		}
 		c.pod.Engine.Hold(1)

@@ -1,7 +1,6 @@
 package outbound
 
 import (
-	"strings"
 	"testing"
 
 	"aether/dataplane/decide"
@@ -95,7 +94,7 @@ func TestColdNobodyToAsk(t *testing.T) {
 	x, rq, down := k.request(t)
 	rq.v = decide.Verdict{Action: decide.Await, Status: 503, Text: "its rows are not here\n", Awaits: &snapshot.Service{}}
 	k.o.park(x, k.c, rq, nil)
-	if down.status != 503 || rq.cause != causeAwait || strings.Contains(rq.cause, "overload") || k.o.Waiting() != 0 {
+	if down.status != 503 || rq.cause != "no-endpoint" || k.o.Waiting() != 0 {
 		t.Errorf("%d, cause %q", down.status, rq.cause)
 	}
 }
