@@ -98,7 +98,7 @@ type Client struct {
 	Reconnects telemetry.Counter                  // connections after the first
 	Errors     telemetry.Counter                  // streams and connections that failed
 	Events     telemetry.Counter                  // messages that were taken
-	Malformed  [len(faults)]telemetry.Counter     // rows that are not valid, by Faults
+	Malformed  [len(faults)]telemetry.Counter     // rows that are not valid, in the order of faults
 	Unknown    telemetry.Counter                  // messages of a kind that this version does not know
 	Misses     telemetry.Counter                  // names that were asked for and were not in scope (contract 4.6)
 	Rejected   telemetry.Counter                  // and those that are not in the catalog (contract 9.9)
@@ -109,14 +109,17 @@ type Client struct {
 	status atomic.Pointer[input.Status]
 }
 
-// faults are the kinds of invalid rows in the order of Malformed: those of package
-// registry, and a row of a service whose name is none.
+// faults are the kinds of invalid rows in the order of Malformed: those that package
+// registry finds in a row, a row of a service whose name is none, and any other.
 var faults = [...]registry.Fault{
 	registry.BadAddress, registry.NoCluster, registry.NoPorts, registry.BadPort, registry.Unclassed, registry.Undeclared,
-	registry.UnknownClass, registry.BadIdentity, badService,
+	registry.BadIdentity, badService, otherFault,
 }
 
-const badService registry.Fault = "bad_service"
+const (
+	badService registry.Fault = "bad_service"
+	otherFault registry.Fault = "other"
+)
 
 // rescopings are the ways in which a scope is changed, in the order of Rescoped.
 var rescopings = [...]string{"whole", "added"}

@@ -347,7 +347,11 @@ func (k *known) fault(w *watch, key rowKey, f registry.Fault, why string) {
 	_, listed := bad[key]
 	room := listed || len(bad) < maxProblems
 	if k.spoken[key] != why {
-		k.c.Malformed[max(0, slices.Index(faults[:], f))].Inc()
+		i := slices.Index(faults[:], f)
+		if i < 0 {
+			i = len(faults) - 1
+		}
+		k.c.Malformed[i].Inc()
 		if len(k.spoken) >= maxSpoken {
 			clear(k.spoken)
 		}
