@@ -501,16 +501,17 @@ func (t *interner) endpoint(e *model.Endpoint) {
 	e.Node, e.Cluster, e.Region, e.Zone, e.SPIFFEID = t.string(e.Node), t.string(e.Cluster), t.string(e.Region), t.string(e.Zone), t.string(e.SPIFFEID)
 	b := t.scratch[:0]
 	for _, p := range e.Ports {
-		b = append(b, byte(p.Number), byte(p.Number>>8), byte(p.Class), byte(p.App))
+		b = append(b, byte(p.Number), byte(p.Number>>8), byte(p.Class))
 	}
-	if x, ok := t.ports[string(b)]; ok {
-		e.Ports = x
-	} else {
+	switch x, ok := t.ports[string(b)]; {
+	case !ok:
 		if t.ports == nil || len(t.ports) >= maxInterned {
 			t.ports = map[string][]model.Port{}
 		}
 		e.Ports = slices.Clip(e.Ports)
 		t.ports[string(b)] = e.Ports
+	case slices.Equal(x, e.Ports): // as they nearly always are
+		e.Ports = x
 	}
 	if len(e.Metadata) == 0 {
 		e.Metadata = nil
