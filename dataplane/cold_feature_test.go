@@ -242,7 +242,7 @@ func TestColdRaw(t *testing.T) {
 	w.ended(1, 1, 1, 0)
 
 	w.news(w.cold)
-	c = dial()
+	dial()
 	w.wants()
 	w.news(strings.ReplaceAll(w.cold, fmt.Sprintf("127.0.0.2 %d=http,%d=tcp", w.http, w.tcp), fmt.Sprintf("127.0.0.2 %d=http", w.http))) // no port of it any more
 	w.ended(2, 1, 1, 0)                                                                                                                  // it is looked at now
