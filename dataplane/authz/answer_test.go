@@ -13,6 +13,7 @@ import (
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -205,4 +206,18 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("status %d", a.Status)
 		}
 	})
+}
+
+// TestAnswerIsBounded: an answer of as many bytes as may be is read, one of a byte more is not. What is unknown in it counts.
+func TestAnswerIsBounded(t *testing.T) {
+	for size, want := range map[int]bool{authz.MaxAnswer: true, authz.MaxAnswer + 1: false} {
+		b := protowire.AppendTag(nil, 1000, protowire.BytesType)
+		b = protowire.AppendBytes(b, make([]byte, size-len(b)-3)) // its length takes three bytes
+		if len(b) != size {
+			t.Fatalf("made %d bytes, want %d", len(b), size)
+		}
+		if _, err := authz.Parse(b); (err == nil || !strings.Contains(err.Error(), "at most")) != want {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
 }
