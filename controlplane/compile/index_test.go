@@ -178,7 +178,7 @@ func change(r *rand.Rand, m *model.Mesh, x *compile.Index) string {
 		}
 		return names[r.IntN(len(names))]
 	}()
-	switch r.IntN(9) {
+	switch r.IntN(11) {
 	case 0:
 		in, _ := of(n.Endpoints, func(e *model.Endpoint) bool { return e.Service == name })
 		_, rest := of(m.Endpoints, func(e *model.Endpoint) bool { return e.Service == name })
@@ -225,6 +225,14 @@ func change(r *rand.Rand, m *model.Mesh, x *compile.Index) string {
 		m.Workloads = n.Workloads
 		x.SetWorkloads(n.Workloads)
 		return "workloads"
+	case 9:
+		m.Semantics, m.SameNode = n.Semantics, n.SameNode
+		x.SetSettings(n.Semantics, n.SameNode)
+		return "settings"
+	case 10:
+		m.Region, m.Zone = n.Region, n.Zone
+		x.SetLocality(n.Region, n.Zone)
+		return "locality"
 	case 6:
 		list := m.Filters
 		if r.IntN(2) == 0 || len(list) == 0 {
