@@ -35,8 +35,14 @@ type Batch struct {
 	Catalog map[model.ServiceName]bool
 	// Workloads are pods of this node by ContainerID: one each, or none.
 	Workloads map[string][]model.Workload
+	// Retained are services that the source itself wants kept against their removal
+	// (contract 4.12): a configuration of files, which may be another node's dump. What
+	// goes from any source is kept by the loop.
+	Retained map[model.ServiceName][]model.Retained
 	// Settings of the mesh; nil: as before.
 	Settings *Settings
+	// Locality of this node; nil: as before.
+	Locality *Locality
 	// Problems are what is not, or not wholly, in force, by whatever key the source
 	// finds them by again: the object's name, most often.
 	Problems map[string][]model.Problem
@@ -45,8 +51,11 @@ type Batch struct {
 // Empty reports whether b says nothing.
 func (b *Batch) Empty() bool {
 	return len(b.Endpoints) == 0 && len(b.Services) == 0 && len(b.Routes) == 0 && len(b.Filters) == 0 && len(b.Catalog) == 0 &&
-		len(b.Workloads) == 0 && len(b.Problems) == 0 && b.Settings == nil
+		len(b.Workloads) == 0 && len(b.Retained) == 0 && len(b.Problems) == 0 && b.Settings == nil && b.Locality == nil
 }
+
+// Locality is where a node is: the labels topology.kubernetes.io/region and /zone.
+type Locality struct{ Region, Zone string }
 
 // Settings are the mesh's switches (MeshConfig, contract 10.9, and design 9). The
 // zero value is what holds where nobody says anything.
@@ -82,8 +91,8 @@ type Status struct {
 type Sink interface {
 	// Apply says what changed. All of a Batch comes into force together.
 	Apply(Batch)
-	// Replace says the whole state: what it does not name is not there (but Settings,
-	// whose nil is as before). The first one is what the loop waits for before it
+	// Replace says the whole state: what it does not name is not there (but Settings and
+	// Locality, whose nil is as before). The first one is what the loop waits for before it
 	// publishes anything.
 	Replace(Batch)
 	// Report says how the source fares, when that changes.

@@ -69,6 +69,7 @@ var places = []place{
 	{"controlplane/etcd", 6, "a source of the model"},
 	{"controlplane/kube", 6, "a source of the model"},
 	{"controlplane/gamma", 6, "a source of the model"},
+	{"controlplane/lastgood", 6, "the last good state, on disk"},
 	{"controlplane/meshdns", 6, "names of the mesh"},
 	{"controlplane/registrar/client", 6, "a source of the model"},
 	{"controlplane/registrar/server", 6, "endpoints in, Services out"},
