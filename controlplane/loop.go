@@ -1,8 +1,13 @@
-// Package controlplane carries a source's view of the mesh to the data plane:
-// source → model → compile → apply, one after the other, on one goroutine.
+// Package controlplane carries what several sources say of the mesh to the data plane:
+// sources → one model → compile → apply.
 //
-//   - Nothing is published before the source has given a whole state.
-//   - A bad object is a problem, listed by Problems; it holds up nothing else.
+//   - One goroutine owns the model. Sources only leave what they say, by key, and what
+//     is not taken yet is bounded by the number of keys.
+//   - Nothing is published before every source has given a whole state, or has one from
+//     before the start (package lastgood).
+//   - A change costs what it changes: the compiled state is an index, the whole mesh
+//     is made on demand only.
+//   - A bad object is a problem, listed by Report; it holds up nothing else.
 //   - Every published state has a sequence number that one can wait for.
 //
 // It makes no rule about traffic and holds no socket.
@@ -11,97 +16,354 @@ package controlplane
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"aether/controlplane/compile"
+	"aether/controlplane/input"
+	"aether/controlplane/lastgood"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
+	"aether/dataplane/telemetry"
 )
 
-// Source gives whole states until its context ends; it returns an error only for good.
-type Source func(ctx context.Context, on func(*model.Mesh, []model.Problem)) error
+// Times of a Loop (decision 023).
+const (
+	// quietRows without a further change, or holdRows since the first one, and endpoints,
+	// names and problems are published.
+	quietRows = 2 * time.Millisecond
+	holdRows  = 10 * time.Millisecond
+	// quietObjects and holdObjects are those of everything else: Services, routes, filters, pods.
+	quietObjects = 20 * time.Millisecond
+	holdObjects  = 250 * time.Millisecond
+	// retention is how long a service is kept against its removal (contract 4.12).
+	retention = 90 * time.Second
+	// saveEvery is how often the last good state is written, at most.
+	saveEvery = 30 * time.Second
+)
+
+// Bounds of what is told of problems.
+const (
+	maxLogged   = 100  // problems logged at a publish; how many more there are is said
+	maxReported = 1000 // problems in a Report; ProblemsTotal counts all
+)
 
 // Target is what states are applied to.
 type Target interface {
+	// Apply is called by one goroutine at a time. workloads is the same slice as long as they are the same.
 	Apply(s *snapshot.Snapshot, workloads []model.Workload)
 }
 
-// Loop is the way from one source to one target. Make it with New.
+// Config of a Loop.
+type Config struct {
+	Target Target // required
+	// Node, Domain and TrustDomain are whose view of which mesh it is.
+	Node, Domain, TrustDomain string
+	// Settings hold where no source says any.
+	Settings input.Settings
+	// OnSettings is told of settings before the state that goes with them is applied, first
+	// when Run begins; nil: nobody is. It is called by the loop's goroutine and returns soon.
+	OnSettings func(input.Settings)
+	// OnNeeds is told, by the loop's goroutine, which services this node needs whoever asks
+	// (contract 9.9): those of its own pods, those that they declare, and all that have an
+	// address; ascending. It returns soon. nil: nobody is.
+	OnNeeds func([]model.ServiceName)
+	// LastGood is where the last good state is kept; nil: it is not.
+	LastGood *lastgood.File
+	Log      *slog.Logger // nil: discard
+}
+
+// Counters of a Loop, for metrics.
+type Counters struct {
+	Builds      telemetry.Counter // states published
+	BuildNanos  telemetry.Counter // time that compiling and applying them took
+	Batches     telemetry.Counter // what sources said
+	Coalesced   telemetry.Counter // of it, what came into force together with more
+	Problems    telemetry.Counter // problems that appeared
+	Saves       telemetry.Counter // of the last good state
+	SaveErrors  telemetry.Counter
+	Disconnects telemetry.Counter // times a source lost what it follows
+}
+
+// Loop is the way from the sources to one target. Make it with New, give it its sources,
+// then Run it. All methods are safe for concurrent use.
 type Loop struct {
-	source Source
-	target Target
-	log    *slog.Logger
+	Counters Counters
+
+	cfg     Config
+	log     *slog.Logger
+	sources []*Source     // by precedence; fixed once Run begins
+	wake    chan struct{} // of one: a source has said something
+
+	// What the loop's goroutine owns; others hold own for reading.
+	own       sync.Mutex
+	index     *compile.Index
+	merged    merged
+	retained  map[model.ServiceName]retained
+	workloads []model.Workload
+	settings  input.Settings
+	locality  input.Locality
+	needs     []model.ServiceName
+	live      bool   // every source has given a whole state, now or before the start
+	carried   change // of what was restored
+	lastTook  time.Duration
+	lastEnd   time.Time
+	compiled  []model.Problem // of the last Update
+
+	// All problems, and which of compiled's lists is in it.
+	all         []model.Problem
+	allFirst    *model.Problem
+	allCompiled int
 
 	mu       sync.Mutex
-	changed  chan struct{} // closed and replaced at each publish
+	changed  chan struct{} // closed and replaced when anything of the following changes
 	seq      uint64
 	at       time.Time
-	mesh     *model.Mesh
+	synced   bool
 	problems []model.Problem
+	saved    saved
+	dirty    time.Time // since when the last good state is older than the one in force; zero: it is not
+	restored bool      // parts of the last good state were taken
 }
 
-// New makes a loop; log may be nil.
-func New(source Source, target Target, log *slog.Logger) *Loop {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+// New makes a loop that has no source yet.
+func New(cfg Config) *Loop {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Loop{source: source, target: target, log: log, changed: make(chan struct{}), mesh: &model.Mesh{}}
+	return &Loop{
+		cfg: cfg, log: cfg.Log, wake: make(chan struct{}, 1), changed: make(chan struct{}),
+		index:    compile.NewIndex(&model.Mesh{Domain: cfg.Domain, TrustDomain: cfg.TrustDomain, Node: cfg.Node, Semantics: cfg.Settings.Semantics, SameNode: cfg.Settings.SameNode}),
+		retained: map[model.ServiceName]retained{}, settings: cfg.Settings, merged: newMerged(),
+	}
 }
 
-// Run publishes what the source gives until ctx ends.
+// Run publishes what the sources say until ctx ends, and keeps the last good state; the
+// error is always nil. A loop without a source publishes nothing.
 func (l *Loop) Run(ctx context.Context) error {
-	return l.source(ctx, l.publish)
+	l.restore()
+	if l.cfg.OnSettings != nil {
+		l.cfg.OnSettings(l.settings)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if l.cfg.LastGood != nil {
+		saving, stop := context.WithCancel(context.WithoutCancel(ctx))
+		defer stop() // then one last time: nothing is published any more
+		wg.Go(func() { l.keep(saving) })
+	}
+	hold, kept := stopped(), stopped()
+	defer hold.Stop()
+	defer kept.Stop()
+	if l.carried.any() {
+		l.step(time.Now())
+	}
+	for {
+		if due, ok := l.due(time.Now()); ok {
+			hold.Reset(time.Until(due))
+		} else {
+			hold.Stop()
+		}
+		// A source said something; what was said is held off no longer; a service was
+		// kept long enough; or the end.
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-l.wake:
+			continue
+		case <-hold.C:
+		case <-kept.C:
+		}
+		if next, ok := l.step(time.Now()); ok {
+			kept.Reset(time.Until(next))
+		}
+	}
 }
 
-func (l *Loop) publish(m *model.Mesh, problems []model.Problem) {
-	start := time.Now()
-	snap, more := compile.Compile(m)
-	problems = append(append([]model.Problem(nil), problems...), more...)
-	l.mu.Lock()
-	known := map[model.Problem]bool{}
-	for _, p := range l.problems {
-		known[p] = true
+// stopped is a timer that does not run.
+func stopped() *time.Timer {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
+}
+
+// due is when what sources have said is to be taken; ok: they have said something.
+func (l *Loop) due(now time.Time) (due time.Time, ok bool) {
+	for _, s := range l.sources {
+		if at, some := s.due(); some && (!ok || at.Before(due)) {
+			due, ok = at, true
+		}
 	}
-	seq := l.seq + 1
-	l.mu.Unlock()
+	// Publishing takes half of the time at most.
+	if rest := l.lastEnd.Add(l.lastTook); ok && due.Before(rest) {
+		due = rest
+	}
+	if due.Before(now) {
+		due = now
+	}
+	return due, ok
+}
+
+// step takes in what the sources have said, and publishes what is then the mesh. next is
+// when the next service has been kept long enough.
+func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
+	l.own.Lock()
+	c := l.take()
+	l.expire(now, &c)
+	served := l.served(&c)
+	l.settle(&c)
+	var needs []model.ServiceName
+	if l.cfg.OnNeeds != nil && (c.workloads || len(c.services) > 0) {
+		if is := l.neededServices(); !slices.Equal(is, l.needs) {
+			l.needs, needs = is, is
+		}
+	}
+	settings, first := l.settings, !l.live && l.known()
+	l.live = l.live || first
+	var snap *snapshot.Snapshot
+	if l.live && (first || c.any()) {
+		snap, l.compiled = l.index.Update()
+		if l.retain(now, &c, served) {
+			snap, l.compiled = l.index.Update()
+		}
+	}
+	var problems []model.Problem
+	if l.live {
+		problems = l.allProblems(&c)
+	}
+	workloads := l.workloads
+	next, ok = l.nextExpiry()
+	l.own.Unlock()
+
+	if needs != nil {
+		l.cfg.OnNeeds(needs)
+	}
+	if c.settings && l.cfg.OnSettings != nil {
+		l.cfg.OnSettings(settings)
+	}
+	if snap == nil {
+		l.tell(c.batches, time.Time{}, problems)
+		return next, ok
+	}
+	seq := l.State().Seq + 1
+	l.cfg.Target.Apply(snap.WithVersion(seq), workloads)
+	end := time.Now()
+	l.lastTook, l.lastEnd = end.Sub(now), end
+	l.Counters.Builds.Inc()
+	l.Counters.BuildNanos.Add(uint64(max(l.lastTook, 0)))
+	l.Counters.Coalesced.Add(uint64(max(c.batches-1, 0)))
+	l.tell(c.batches, end, problems)
+	level := slog.LevelDebug
+	if first || c.objects {
+		level = slog.LevelInfo
+	}
+	l.log.Log(context.Background(), level, "published", "seq", seq, "services", len(snap.Services()), "backends", len(snap.Backends()),
+		"workloads", len(workloads), "problems", len(problems), "took", l.lastTook)
+	return next, ok
+}
+
+// known reports whether of every source there is a whole state.
+func (l *Loop) known() bool {
+	return len(l.sources) > 0 && !slices.ContainsFunc(l.sources, func(s *Source) bool { return !s.whole && !s.restored })
+}
+
+// tell makes what was done known: when a state was published, which problems there are,
+// and that what sources had said is in force.
+func (l *Loop) tell(batches int, published time.Time, problems []model.Problem) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !published.IsZero() {
+		l.seq++
+		l.at = published
+		if l.dirty.IsZero() {
+			l.dirty = published
+		}
+	}
+	news := problems != nil && (len(problems) != len(l.problems) || len(problems) > 0 && !sameList(problems, l.problems))
+	if news {
+		l.logNew(problems)
+		l.problems = problems
+	}
+	synced := true
+	for _, s := range l.sources {
+		s.inForce.Store(s.taken)
+		synced = synced && s.whole
+	}
+	if batches == 0 && published.IsZero() && !news && synced == l.synced {
+		return
+	}
+	l.synced = synced
+	l.wakeLocked()
+}
+
+func (l *Loop) wakeLocked() {
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// logNew logs the problems that were not there before: each once a cause.
+func (l *Loop) logNew(problems []model.Problem) {
+	known := make(map[model.Problem]struct{}, len(l.problems))
+	for _, p := range l.problems {
+		known[p] = struct{}{}
+	}
+	logged := 0
 	for _, p := range problems {
-		if !known[p] { // once a cause
+		if _, old := known[p]; old {
+			continue
+		}
+		l.Counters.Problems.Inc()
+		if logged++; logged <= maxLogged {
 			l.log.Warn("not in force", "object", p.Object, "where", p.Where, "reason", p.Reason)
 		}
 	}
-	l.target.Apply(snap.WithVersion(seq), m.Workloads)
-	l.mu.Lock()
-	l.seq, l.at, l.mesh, l.problems = seq, time.Now(), m, problems
-	close(l.changed)
-	l.changed = make(chan struct{})
-	l.mu.Unlock()
-	l.log.Info("published", "seq", seq, "services", len(snap.Services()), "endpoints", len(m.Endpoints),
-		"workloads", len(m.Workloads), "problems", len(problems), "took", time.Since(start))
+	if logged > maxLogged {
+		l.log.Warn("more is not in force; the admin's /status lists it", "more", logged-maxLogged)
+	}
 }
 
 // State is what was published last.
 type State struct {
 	Seq      uint64 // 0: nothing yet
 	At       time.Time
-	Mesh     *model.Mesh // read only
-	Problems []model.Problem
+	Synced   bool            // every source has said its whole state since the start
+	Problems []model.Problem // read only
 }
 
-// State returns what was published last. Safe for concurrent use.
+// State returns what was published last.
 func (l *Loop) State() State {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return State{Seq: l.seq, At: l.at, Mesh: l.mesh, Problems: l.problems}
+	return State{Seq: l.seq, At: l.at, Synced: l.synced, Problems: l.problemsLocked()}
 }
 
-// Wait returns once a state with at least that sequence number is in force.
+// problemsLocked are all problems, those of the last good state among them.
+func (l *Loop) problemsLocked() []model.Problem {
+	if p := l.saved.problem(l.cfg.LastGood); p.Reason != "" {
+		return append([]model.Problem{p}, l.problems...)
+	}
+	return l.problems
+}
+
+// Wait returns once a state with at least that sequence number is in force. The error is ctx's.
 func (l *Loop) Wait(ctx context.Context, seq uint64) error {
+	return l.wait(ctx, func() bool { return l.seq >= seq })
+}
+
+// WaitSynced returns once every source has said its whole state since the start, and that
+// is in force. The error is ctx's.
+func (l *Loop) WaitSynced(ctx context.Context) error {
+	return l.wait(ctx, func() bool { return l.synced && l.seq > 0 })
+}
+
+// wait returns once is, which is called with mu held, says so.
+func (l *Loop) wait(ctx context.Context, is func() bool) error {
 	for {
 		l.mu.Lock()
-		have, changed := l.seq, l.changed
+		done, changed := is(), l.changed
 		l.mu.Unlock()
-		if have >= seq {
+		if done {
 			return nil
 		}
 		select {

@@ -4,10 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
-	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,6 +14,7 @@ import (
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
 	"aether/dataplane/snapshot"
+	"aether/dataplane/snapshot/snapshottest"
 )
 
 var (
@@ -42,90 +40,6 @@ func each(t *testing.T, property func(t *testing.T, r *rand.Rand, m *model.Mesh)
 		if t.Failed() {
 			t.Fatalf("mesh %d of -seed %d", i, s)
 		}
-	}
-}
-
-// dump writes all that a snapshot holds, but for the IDs of backends, with
-// pointers followed: what two snapshots have in common reads alike.
-func dump(s *snapshot.Snapshot) string {
-	d := dumper{s: s}
-	fmt.Fprintf(&d.b, "%s %s %v\n", s.Domain(), s.Semantics(), s.SubsetKeys())
-	for _, svc := range s.Services() {
-		fmt.Fprintf(&d.b, "service %s named %v: ", svc.Name, snapshot.Name(s, svc.Name.Name, svc.Name.Namespace).Service == svc)
-		d.value(reflect.ValueOf(svc))
-		d.b.WriteByte('\n')
-	}
-	for _, w := range s.Workloads() {
-		d.value(reflect.ValueOf(w))
-		d.b.WriteByte('\n')
-	}
-	return d.b.String()
-}
-
-type dumper struct {
-	s *snapshot.Snapshot
-	b strings.Builder
-}
-
-func (d *dumper) value(v reflect.Value) {
-	switch x := v.Interface().(type) {
-	case *snapshot.Backend:
-		if x == nil {
-			d.b.WriteString("nil")
-			return
-		}
-		fmt.Fprintf(&d.b, "%s %s %s %+v %v [", x.Name, x.Class, x.SNI, *x.Texts, d.s.Endpoints(x).Keys())
-		for _, e := range d.s.Endpoints(x).All() {
-			fmt.Fprintf(&d.b, "%+v ", *e)
-		}
-		d.b.WriteString("]")
-		return
-	case *regexp.Regexp:
-		fmt.Fprint(&d.b, x)
-		return
-	case fmt.Stringer:
-		if v.Kind() != reflect.Pointer {
-			fmt.Fprint(&d.b, x)
-			return
-		}
-	case []byte:
-		fmt.Fprintf(&d.b, "%q", x)
-		return
-	}
-	switch v.Kind() {
-	case reflect.Pointer:
-		if v.IsNil() {
-			d.b.WriteString("nil")
-			return
-		}
-		d.value(v.Elem())
-	case reflect.Struct:
-		d.b.WriteByte('{')
-		for i := range v.NumField() {
-			d.b.WriteString(v.Type().Field(i).Name + ":")
-			d.value(v.Field(i))
-			d.b.WriteByte(' ')
-		}
-		d.b.WriteByte('}')
-	case reflect.Slice:
-		d.b.WriteByte('[')
-		for i := range v.Len() {
-			d.value(v.Index(i))
-			d.b.WriteByte(' ')
-		}
-		d.b.WriteByte(']')
-	case reflect.Map:
-		keys := v.MapKeys()
-		sort.Slice(keys, func(i, j int) bool { return keys[i].String() < keys[j].String() })
-		d.b.WriteByte('{')
-		for _, k := range keys {
-			d.b.WriteString(k.String() + ":")
-			d.value(v.MapIndex(k))
-			d.b.WriteByte(' ')
-		}
-		d.b.WriteByte('}')
-	default:
-		fmt.Fprintf(&d.b, "%#v", v.Interface())
 	}
 }
 
@@ -284,16 +198,16 @@ func TestIndex(t *testing.T) {
 			}
 			got, gotProblems := x.Update()
 			want, wantProblems := compile.Compile(m)
-			if a, b := dump(got), dump(want); a != b {
+			if a, b := snapshottest.Text(got), snapshottest.Text(want); a != b {
 				t.Fatalf("after %s:\n%s", strings.Join(changes, ", "), diff(a, b))
 			}
 			if !slices.Equal(gotProblems, wantProblems) {
 				t.Fatalf("after %s: problems\n%s", strings.Join(changes, ", "), diff(lines(gotProblems), lines(wantProblems)))
 			}
-			if last != nil && dump(last) != lastText {
-				t.Fatalf("after %s: the snapshot before changed:\n%s", strings.Join(changes, ", "), diff(dump(last), lastText))
+			if last != nil && snapshottest.Text(last) != lastText {
+				t.Fatalf("after %s: the snapshot before changed:\n%s", strings.Join(changes, ", "), diff(snapshottest.Text(last), lastText))
 			}
-			last, lastText = got, dump(got)
+			last, lastText = got, snapshottest.Text(got)
 			if again, _ := x.Update(); again != got {
 				t.Fatal("another snapshot where nothing changed")
 			}
@@ -355,7 +269,7 @@ func TestRenumber(t *testing.T) {
 	m.Catalog = []model.ServiceName{{Namespace: "pay", Name: "other"}}
 	s, _ := x.Update()
 	want, _ := compile.Compile(m)
-	if len(before.Backends()) < 3000 || len(s.Backends()) != 2 || dump(s) != dump(want) {
-		t.Errorf("%d backends, then %d:\n%s", len(before.Backends()), len(s.Backends()), diff(dump(s), dump(want)))
+	if len(before.Backends()) < 3000 || len(s.Backends()) != 2 || snapshottest.Text(s) != snapshottest.Text(want) {
+		t.Errorf("%d backends, then %d:\n%s", len(before.Backends()), len(s.Backends()), diff(snapshottest.Text(s), snapshottest.Text(want)))
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
 	"aether/dataplane/snapshot"
+	"aether/dataplane/snapshot/snapshottest"
 )
 
 func shuffled[T any](r *rand.Rand, in []T) []T {
@@ -33,7 +34,7 @@ func TestOrder(t *testing.T) {
 		n.Routes, n.Filters, n.Catalog, n.Retained = shuffled(r, m.Routes), shuffled(r, m.Filters), shuffled(r, m.Catalog), shuffled(r, m.Retained)
 		a, problemsA := compile.Compile(m)
 		b, problemsB := compile.Compile(&n)
-		if x, y := dump(a), dump(b); x != y {
+		if x, y := snapshottest.Text(a), snapshottest.Text(b); x != y {
 			t.Error(diff(x, y))
 		}
 		if x, y := lines(problemsA), lines(problemsB); x != y {
@@ -87,7 +88,7 @@ rule all
 local far/away 8080 cid=far
 `)
 	per := func(s *snapshot.Snapshot) (out []string) {
-		for _, line := range strings.Split(dump(s), "\n")[1:] {
+		for _, line := range strings.Split(snapshottest.Text(s), "\n")[1:] {
 			if !strings.Contains(line, "far/") && !strings.Contains(line, "Container:far") && !strings.Contains(line, `ContainerID:"far"`) {
 				out = append(out, line)
 			}
@@ -298,7 +299,7 @@ func TestInvalidNeverWidens(t *testing.T) {
 				continue
 			}
 			after, problems := compile.Compile(n)
-			if len(problems) == 0 && dump(before) != dump(after) { // backends of a redirection are not looked at
+			if len(problems) == 0 && snapshottest.Text(before) != snapshottest.Text(after) { // backends of a redirection are not looked at
 				t.Errorf("%s: no problem", what)
 			}
 			for range 60 {

@@ -31,6 +31,11 @@ const (
 // on is called on the caller's goroutine, and what it is given is its own to keep,
 // but shares memory with what it was given before: it may not be changed.
 func Watch(ctx context.Context, dir string, o Options, on func(*model.Mesh, []model.Problem)) error {
+	return observe(ctx, dir, o, func(m *model.Mesh, problems []model.Problem, _ error) { on(m, problems) })
+}
+
+// observe is Watch that also tells on why the directory cannot be read at the moment.
+func observe(ctx context.Context, dir string, o Options, on func(*model.Mesh, []model.Problem, error)) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return fmt.Errorf("configuration directory: %w", err)
@@ -57,7 +62,7 @@ type source struct {
 	*loader
 	visit func(string) error
 	sweep func() // ends a read: drops the watches that it did not visit
-	on    func(*model.Mesh, []model.Problem)
+	on    func(*model.Mesh, []model.Problem, error)
 
 	mesh     *model.Mesh // last good one
 	problems []model.Problem
@@ -96,7 +101,7 @@ func (s *source) publish() {
 		return
 	}
 	s.toldMesh, s.told = s.mesh, problems
-	s.on(s.mesh, problems)
+	s.on(s.mesh, problems, s.err)
 }
 
 // follow reads and publishes after each change until ctx ends.

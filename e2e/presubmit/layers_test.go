@@ -109,6 +109,7 @@ var places = []place{
 	{"e2e/cluster", beside, "tests in a real cluster"},
 	{"sniff/replay", beside, "captures through sniff; keeps gopacket out of the proxy"},
 	{"dataplane/model/modeltest", beside, "meshes for tests"},
+	{"dataplane/snapshot/snapshottest", beside, "compares snapshots in tests"},
 	{"tproxy/netns/netnstest", beside, "namespaces for tests"},
 }
 

@@ -1,0 +1,520 @@
+package controlplane
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"aether/controlplane/input"
+	"aether/dataplane/model"
+)
+
+// change is what differs from what the index was told last.
+type change struct {
+	batches  int  // of sources
+	objects  bool // more than rows, names and problems
+	problems bool // problems that sources told may have changed
+
+	endpoints, services, filters, catalog, kept map[model.ServiceName]struct{}
+	routes                                      map[input.RouteKey]struct{}
+	workloads, settings, locality               bool
+}
+
+func (c *change) any() bool {
+	return len(c.endpoints)+len(c.services)+len(c.filters)+len(c.catalog)+len(c.kept)+len(c.routes) > 0 || c.workloads || c.settings || c.locality
+}
+
+func note[K comparable](to *map[K]struct{}, k K) {
+	if *to == nil {
+		*to = map[K]struct{}{}
+	}
+	(*to)[k] = struct{}{}
+}
+
+// take enters what the sources have said.
+func (l *Loop) take() (c change) {
+	c, l.carried = l.carried, change{}
+	for _, s := range l.sources {
+		p, said := s.takePending()
+		c.batches += int(said - s.taken)
+		s.taken = said
+		c.objects = c.objects || !p.objects.first.IsZero()
+		if p.replace != nil {
+			s.enter(p.replace, true, &c)
+			s.whole, s.restored = true, false
+		}
+		s.enter(&p.then, false, &c)
+	}
+	return c
+}
+
+// enter takes a Batch in; all: it is all that the source says.
+func (s *Source) enter(b *input.Batch, all bool, c *change) {
+	enter(s.endpoints, b.Endpoints, all, sameList[model.Endpoint], &c.endpoints, func(was, is []model.Endpoint) { s.rows += len(is) - len(was) })
+	enter(s.services, b.Services, all, equal[model.Service], &c.services, nil)
+	enter(s.routes, b.Routes, all, equal[model.Route], &c.routes, nil)
+	enter(s.filters, b.Filters, all, equal[model.HTTPFilter], &c.filters, nil)
+	enter(s.kept, b.Retained, all, equal[model.Retained], &c.kept, nil)
+	var pods map[string]struct{}
+	enter(s.workloads, b.Workloads, all, equal[model.Workload], &pods, nil)
+	c.workloads = c.workloads || len(pods) > 0
+	var problems map[string]struct{}
+	enter(s.problems, b.Problems, all, equal[model.Problem], &problems, nil)
+	c.problems = c.problems || len(problems) > 0
+	name := func(n model.ServiceName, in bool) {
+		if s.catalog[n] != in {
+			note(&c.catalog, n)
+		}
+		if in {
+			s.catalog[n] = true
+		} else {
+			delete(s.catalog, n)
+		}
+	}
+	if all {
+		for _, n := range missing(s.catalog, b.Catalog) {
+			name(n, false)
+		}
+	}
+	for n, in := range b.Catalog {
+		name(n, in)
+	}
+	if b.Settings != nil {
+		s.settings, c.settings = b.Settings, true
+	}
+	if b.Locality != nil {
+		s.locality, c.locality = b.Locality, true
+	}
+}
+
+func enter[K comparable, T any](m, b map[K][]T, all bool, same func(a, b []T) bool, changed *map[K]struct{}, each func(was, is []T)) {
+	set := func(k K, list []T) {
+		was := m[k]
+		if put(m, k, list, same) {
+			note(changed, k)
+		}
+		if each != nil {
+			each(was, list)
+		}
+	}
+	if all {
+		for _, k := range missing(m, b) {
+			set(k, nil)
+		}
+	}
+	for k, list := range b {
+		set(k, list)
+	}
+}
+
+// sameList reports whether two are one and the same: whoever says a state again that it
+// keeps costs nothing. Equal rows that are others take the place of the old ones, or both
+// would be kept.
+func sameList[T any](a, b []T) bool { return len(a) == len(b) && &a[0] == &b[0] }
+
+func equal[T any](a, b []T) bool { return reflect.DeepEqual(a, b) }
+
+// settle tells the index what changed, of all sources together.
+func (l *Loop) settle(c *change) {
+	for n := range c.endpoints {
+		l.index.SetEndpoints(n, l.endpoints(n))
+	}
+	for n := range c.services {
+		l.index.SetServices(n, l.services(n))
+	}
+	for n := range c.catalog {
+		l.index.SetCatalog(n, l.catalog(n))
+	}
+	for n := range c.kept {
+		l.index.SetRetained(n, l.kept(n))
+	}
+	for k := range c.filters {
+		l.index.SetFilters(k.Namespace, k.Name, l.filters(k))
+	}
+	for k := range c.routes {
+		l.index.SetRoutes(k.Kind, k.Namespace, k.Name, l.routes(k))
+	}
+	if c.workloads {
+		l.workloads = l.pods()
+		l.index.SetWorkloads(l.workloads)
+	}
+	if c.settings {
+		was := l.settings
+		l.settings = l.mergedSettings()
+		c.settings = l.settings != was
+		l.index.SetSettings(l.settings.Semantics, l.settings.SameNode)
+	}
+	if c.locality {
+		was := l.locality
+		l.locality = l.mergedLocality()
+		c.locality = l.locality != was
+		l.index.SetLocality(l.locality.Region, l.locality.Zone)
+	}
+}
+
+// merged is what came of putting sources together.
+type merged struct {
+	conflicts map[string]model.Problem // by what they are about
+	changed   bool
+}
+
+func newMerged() merged { return merged{conflicts: map[string]model.Problem{}} }
+
+// say notes, or with an empty reason takes back, that sources speak of one thing.
+func (m *merged) say(object, format string, args ...any) {
+	_, had := m.conflicts[object]
+	if format == "" {
+		m.changed = m.changed || had
+		delete(m.conflicts, object)
+		return
+	}
+	p := model.Problem{Object: object, Reason: fmt.Sprintf(format, args...)}
+	m.changed = m.changed || m.conflicts[object] != p
+	m.conflicts[object] = p
+}
+
+// speakers are the sources that speak of a key, by precedence.
+func speakers[K comparable, T any](l *Loop, k K, of func(*Source) map[K][]T) []*Source {
+	var out []*Source
+	for _, s := range l.sources {
+		if len(of(s)[k]) > 0 {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func names(of []*Source) string {
+	out := make([]string, len(of))
+	for i, s := range of {
+		out[i] = s.name
+	}
+	return strings.Join(out, " and ")
+}
+
+// first is what the first source says of k. Where another says something else it is a
+// problem, called object.
+func first[K comparable, T any](l *Loop, k K, of func(*Source) map[K][]T, object string) []T {
+	who := speakers(l, k, of)
+	if len(who) == 0 {
+		l.merged.say(object, "")
+		return nil
+	}
+	list := of(who[0])[k]
+	for _, s := range who[1:] {
+		if !equal(list, of(s)[k]) {
+			l.merged.say(object, "the sources %s say different things of it: what %s says is in force; remove it from the other", names(who), who[0].name)
+			return list
+		}
+	}
+	l.merged.say(object, "")
+	return list
+}
+
+func (l *Loop) services(n model.ServiceName) []model.Service {
+	return first(l, n, func(s *Source) map[model.ServiceName][]model.Service { return s.services }, "Service "+n.String())
+}
+
+func (l *Loop) routes(k input.RouteKey) []model.Route {
+	return first(l, k, func(s *Source) map[input.RouteKey][]model.Route { return s.routes }, k.Kind.String()+" "+k.Namespace+"/"+k.Name)
+}
+
+// filters are those of a name. Which of two policies was meant cannot be told: where
+// sources contradict each other, the index is given both and refuses what they govern.
+func (l *Loop) filters(n model.ServiceName) []model.HTTPFilter {
+	of := func(s *Source) map[model.ServiceName][]model.HTTPFilter { return s.filters }
+	object := "HTTPFilter " + n.String()
+	who := speakers(l, n, of)
+	if len(who) == 0 {
+		l.merged.say(object, "")
+		return nil
+	}
+	list, contradict := of(who[0])[n], false
+	for _, s := range who[1:] {
+		if !equal(of(who[0])[n], of(s)[n]) {
+			list, contradict = slices.Concat(list, of(s)[n]), true
+		}
+	}
+	if contradict {
+		l.merged.say(object, "the sources %s say different things of it: what it governs is refused; remove it from the other", names(who))
+	} else {
+		l.merged.say(object, "")
+	}
+	return list
+}
+
+func (l *Loop) catalog(n model.ServiceName) bool {
+	return slices.ContainsFunc(l.sources, func(s *Source) bool { return s.catalog[n] })
+}
+
+// endpoints are the rows of a service: those of all sources. Of rows at one address the
+// first source's stand. That a service has rows of several is a problem, unless one of
+// the two is the local source.
+func (l *Loop) endpoints(n model.ServiceName) []model.Endpoint {
+	object := "ServiceAccount " + n.String()
+	who := speakers(l, n, func(s *Source) map[model.ServiceName][]model.Endpoint { return s.endpoints })
+	if len(who) < 2 {
+		l.merged.say(object, "")
+		if len(who) == 0 {
+			return nil
+		}
+		return who[0].endpoints[n]
+	}
+	out := slices.Clone(who[0].endpoints[n])
+	at := map[netip.Addr]struct{}{}
+	for _, s := range who {
+		if s != who[0] {
+			for _, e := range s.endpoints[n] {
+				if _, taken := at[e.IP.Unmap()]; !taken {
+					out = append(out, e)
+				}
+			}
+		}
+		for _, e := range s.endpoints[n] {
+			at[e.IP.Unmap()] = struct{}{}
+		}
+	}
+	who = slices.DeleteFunc(who, func(s *Source) bool { return s.opts.Local })
+	if len(who) > 1 {
+		l.merged.say(object, "the sources %s both have pods of it: all are used, and of two rows at one address that of %s; remove it from the other", names(who), who[0].name)
+	} else {
+		l.merged.say(object, "")
+	}
+	return out
+}
+
+// pods are the workloads of all sources, of one container the first source's.
+func (l *Loop) pods() []model.Workload {
+	var out []model.Workload
+	seen := map[string]*Source{}
+	for _, s := range l.sources {
+		for c, list := range s.workloads {
+			if other := seen[c]; other != nil {
+				if !equal(other.workloads[c], list) {
+					l.merged.say("container "+c, "the sources %s and %s say different things of it: what %s says is in force", other.name, s.name, other.name)
+				}
+				continue
+			}
+			seen[c] = s
+			out = append(out, list...)
+			l.merged.say("container "+c, "")
+		}
+	}
+	for object := range l.merged.conflicts {
+		if c, ok := strings.CutPrefix(object, "container "); ok && seen[c] == nil {
+			l.merged.say(object, "")
+		}
+	}
+	slices.SortFunc(out, func(a, b model.Workload) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.ContainerID, b.ContainerID))
+	})
+	return out
+}
+
+// mergedSettings are those of the first source that says any.
+func (l *Loop) mergedSettings() input.Settings {
+	var who []*Source
+	for _, s := range l.sources {
+		if s.settings != nil && (len(who) == 0 || *s.settings != *who[0].settings) {
+			who = append(who, s)
+		}
+	}
+	const object = "MeshConfig"
+	if len(who) > 1 {
+		l.merged.say(object, "the sources %s say different things of it: what %s says is in force", names(who), who[0].name)
+	} else {
+		l.merged.say(object, "")
+	}
+	if len(who) == 0 {
+		return l.cfg.Settings
+	}
+	return *who[0].settings
+}
+
+func (l *Loop) mergedLocality() input.Locality {
+	for _, s := range l.sources {
+		if s.locality != nil && *s.locality != (input.Locality{}) {
+			return *s.locality
+		}
+	}
+	return input.Locality{}
+}
+
+// retained is a service that is kept against its removal.
+type retained struct {
+	ports []uint16
+	until time.Time
+}
+
+// kept is what of a service is kept: by a source's own word, and because its rows have gone.
+func (l *Loop) kept(n model.ServiceName) []model.Retained {
+	var out []model.Retained
+	for _, s := range l.sources {
+		out = append(out, s.kept[n]...)
+	}
+	if r, ok := l.retained[n]; ok {
+		out = append(out, model.Retained{Service: n, Ports: r.ports})
+	}
+	return out
+}
+
+// served is what the services whose rows change had before.
+func (l *Loop) served(c *change) map[model.ServiceName][]uint16 {
+	var out map[model.ServiceName][]uint16
+	for n := range c.endpoints {
+		if http, _ := l.index.Served(n); len(http) > 0 {
+			if out == nil {
+				out = map[model.ServiceName][]uint16{}
+			}
+			out[n] = http
+		}
+	}
+	return out
+}
+
+// retain keeps those services that had HTTP ports and have no rows any more, and lets go of
+// those that have some again (contract 4.12). It reports whether the index was told so.
+func (l *Loop) retain(now time.Time, c *change, served map[model.ServiceName][]uint16) (changed bool) {
+	for n := range c.endpoints {
+		_, rows := l.index.Served(n)
+		_, was := l.retained[n]
+		switch ports := served[n]; {
+		case rows && was:
+			delete(l.retained, n)
+		case !rows && len(ports) > 0:
+			l.retained[n] = retained{ports, now.Add(retention)}
+		default:
+			continue
+		}
+		changed = true
+		l.index.SetRetained(n, l.kept(n))
+	}
+	return changed
+}
+
+// expire lets go of what was kept long enough.
+func (l *Loop) expire(now time.Time, c *change) {
+	for n, r := range l.retained {
+		if !r.until.After(now) {
+			delete(l.retained, n)
+			note(&c.kept, n)
+		}
+	}
+}
+
+// nextExpiry is when that is next to be done.
+func (l *Loop) nextExpiry() (next time.Time, ok bool) {
+	for _, r := range l.retained {
+		if !ok || r.until.Before(next) {
+			next, ok = r.until, true
+		}
+	}
+	return next, ok
+}
+
+// allProblems are those of the sources, of putting them together, and of compiling. It is
+// the list before where none of them changed.
+func (l *Loop) allProblems(c *change) []model.Problem {
+	if l.all != nil && !c.problems && !c.settings && !l.merged.changed && len(l.compiled) == l.allCompiled && (l.allCompiled == 0 || &l.compiled[0] == l.allFirst) {
+		return l.all
+	}
+	out := []model.Problem{}
+	for _, s := range l.sources {
+		for _, list := range s.problems {
+			out = append(out, list...)
+		}
+	}
+	for _, p := range l.merged.conflicts {
+		out = append(out, p)
+	}
+	if l.settings.Tracing {
+		out = append(out, model.Problem{Object: "MeshConfig", Reason: "tracingEnabled: tracing is not built yet, and nothing is traced: it may stay"})
+	}
+	slices.SortFunc(out, func(a, b model.Problem) int {
+		return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
+	})
+	l.merged.changed = false
+	l.all, l.allCompiled = append(out, l.compiled...), len(l.compiled)
+	if l.allCompiled > 0 {
+		l.allFirst = &l.compiled[0]
+	}
+	return l.all
+}
+
+// neededServices are what OnNeeds is told.
+func (l *Loop) neededServices() []model.ServiceName {
+	set := map[model.ServiceName]struct{}{}
+	for i := range l.workloads {
+		w := &l.workloads[i]
+		set[w.Service()] = struct{}{}
+		for _, u := range w.Upstreams {
+			set[u] = struct{}{}
+		}
+	}
+	for _, s := range l.sources {
+		for n, objects := range s.services {
+			if slices.ContainsFunc(objects, func(o model.Service) bool { return len(o.ClusterIPs) > 0 }) {
+				set[n] = struct{}{}
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(set), compareNames)
+}
+
+func compareNames(a, b model.ServiceName) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+// Mesh is everything that the state in force is compiled from, made for the caller, whose
+// lists are ascending by name. What is in it may not be changed.
+func (l *Loop) Mesh() *model.Mesh {
+	l.own.Lock()
+	defer l.own.Unlock()
+	m := &model.Mesh{
+		Domain: l.cfg.Domain, TrustDomain: l.cfg.TrustDomain, Node: l.cfg.Node, Region: l.locality.Region, Zone: l.locality.Zone,
+		Semantics: l.settings.Semantics, SameNode: l.settings.SameNode, Workloads: l.workloads,
+	}
+	byName := func(add func(s *Source, put func(model.ServiceName))) []model.ServiceName {
+		set := map[model.ServiceName]struct{}{}
+		for _, s := range l.sources {
+			add(s, func(n model.ServiceName) { set[n] = struct{}{} })
+		}
+		return slices.SortedFunc(maps.Keys(set), compareNames)
+	}
+	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.endpoints, put) }) {
+		m.Endpoints = append(m.Endpoints, l.endpoints(n)...)
+	}
+	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.services, put) }) {
+		m.Services = append(m.Services, l.services(n)...)
+	}
+	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.filters, put) }) {
+		m.Filters = append(m.Filters, l.filters(n)...)
+	}
+	m.Catalog = byName(func(s *Source, put func(model.ServiceName)) { each(s.catalog, put) })
+	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.kept, put); each(l.retained, put) }) {
+		m.Retained = append(m.Retained, l.kept(n)...)
+	}
+	keys := map[input.RouteKey]struct{}{}
+	for _, s := range l.sources {
+		each(s.routes, func(k input.RouteKey) { keys[k] = struct{}{} })
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(keys), compareRoutes) {
+		m.Routes = append(m.Routes, l.routes(k)...)
+	}
+	return m
+}
+
+func compareRoutes(a, b input.RouteKey) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Kind, b.Kind))
+}
+
+func each[K comparable, V any](m map[K]V, f func(K)) {
+	for k := range m {
+		f(k)
+	}
+}

@@ -1,0 +1,284 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"aether/controlplane/input"
+	"aether/controlplane/lastgood"
+	"aether/dataplane/model"
+)
+
+// Times of the last good state.
+const (
+	// saveSoon is how long after a change it is written, where it was not lately: what
+	// follows a change at once is in it, too.
+	saveSoon = time.Second
+	// saveAgain is when it is written though nothing changed: until when it was true is in it.
+	saveAgain = 10 * time.Minute
+)
+
+// saved is what became of the last good state on disk.
+type saved struct {
+	at      time.Time // of the state that the file has; zero: none of this process
+	bytes   int64
+	found   time.Time // of the state that the process found; zero: none
+	err     string    // why it was not written the last time
+	loadErr string    // why what was there was not taken; until the first one is written
+}
+
+// problem is what of it is to be mended.
+func (s *saved) problem(f *lastgood.File) model.Problem {
+	switch {
+	case s.err != "":
+		return model.Problem{Object: "last good state", Where: f.Path(), Reason: s.err}
+	case s.loadErr != "":
+		return model.Problem{Object: "last good state", Where: f.Path(), Reason: s.loadErr}
+	}
+	return model.Problem{}
+}
+
+// restore gives the sources what they said before the start.
+func (l *Loop) restore() {
+	if l.cfg.LastGood == nil {
+		return
+	}
+	st, size, err := l.cfg.LastGood.Load(l.cfg.Node, l.cfg.Domain, l.cfg.TrustDomain)
+	switch {
+	case errors.Is(err, lastgood.ErrNone):
+		return
+	case err != nil:
+		l.log.Warn("no last good state", "file", l.cfg.LastGood.Path(), "err", err)
+		l.mu.Lock()
+		l.saved.loadErr = err.Error()
+		l.mu.Unlock()
+		return
+	}
+	l.own.Lock()
+	defer l.own.Unlock()
+	var oldest time.Time
+	for i := range st.Sources {
+		k := slices.IndexFunc(l.sources, func(s *Source) bool { return s.name == st.Sources[i].Name && !s.opts.Local })
+		if k < 0 {
+			continue // a source that is no more
+		}
+		s, of := l.sources[k], &st.Sources[i]
+		b := whole(of)
+		s.enter(&b, true, &l.carried)
+		s.restored, s.trueAt = true, of.At
+		if oldest.IsZero() || of.At.Before(oldest) {
+			oldest = of.At
+		}
+		l.log.Info("restored what a source last said", "source", s.name, "of", of.At, "services", len(s.endpoints), "endpoints", s.rows)
+	}
+	l.mu.Lock()
+	l.saved.found, l.saved.bytes, l.restored = oldest, size, !oldest.IsZero()
+	l.mu.Unlock()
+}
+
+// whole is a source's part as a Batch.
+func whole(of *lastgood.Source) input.Batch {
+	b := input.Batch{
+		Endpoints: make(map[model.ServiceName][]model.Endpoint, len(of.Endpoints)), Services: make(map[model.ServiceName][]model.Service, len(of.Services)),
+		Routes: make(map[input.RouteKey][]model.Route, len(of.Routes)), Filters: make(map[model.ServiceName][]model.HTTPFilter, len(of.Filters)),
+		Catalog: make(map[model.ServiceName]bool, len(of.Catalog)), Retained: make(map[model.ServiceName][]model.Retained, len(of.Retained)),
+		Settings: of.Settings, Locality: of.Locality,
+	}
+	byKey(b.Endpoints, of.Endpoints, func(e *model.Endpoint) model.ServiceName { return e.Service })
+	byKey(b.Services, of.Services, func(s *model.Service) model.ServiceName { return s.Name })
+	byKey(b.Routes, of.Routes, func(r *model.Route) input.RouteKey {
+		return input.RouteKey{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
+	})
+	byKey(b.Filters, of.Filters, func(f *model.HTTPFilter) model.ServiceName {
+		return model.ServiceName{Namespace: f.Namespace, Name: f.Name}
+	})
+	byKey(b.Retained, of.Retained, func(r *model.Retained) model.ServiceName { return r.Service })
+	for _, n := range of.Catalog {
+		b.Catalog[n] = true
+	}
+	return b
+}
+
+func byKey[K comparable, T any](to map[K][]T, lists [][]T, key func(*T) K) {
+	for _, list := range lists {
+		if len(list) > 0 {
+			to[key(&list[0])] = list
+		}
+	}
+}
+
+// capture is what is to be kept; nil: there is nothing yet. It shares what does not change.
+func (l *Loop) capture(now time.Time) *lastgood.State {
+	l.own.Lock()
+	defer l.own.Unlock()
+	if !l.live {
+		return nil
+	}
+	st := &lastgood.State{Node: l.cfg.Node, Domain: l.cfg.Domain, TrustDomain: l.cfg.TrustDomain}
+	for _, s := range l.sources {
+		if s.opts.Local {
+			continue
+		}
+		of := lastgood.Source{
+			Name: s.name, At: s.fresh(now), Endpoints: lists(s.endpoints), Services: lists(s.services), Routes: lists(s.routes), Filters: lists(s.filters),
+			Retained: lists(s.kept), Settings: s.settings, Locality: s.locality,
+		}
+		for n := range s.catalog {
+			of.Catalog = append(of.Catalog, n)
+		}
+		st.Sources = append(st.Sources, of)
+	}
+	return st
+}
+
+func lists[K comparable, T any](m map[K][]T) [][]T {
+	out := make([][]T, 0, len(m))
+	for _, list := range m {
+		out = append(out, list)
+	}
+	return out
+}
+
+// keep writes the last good state after changes until ctx ends, and then once more if there are any.
+func (l *Loop) keep(ctx context.Context) {
+	again := time.NewTimer(saveAgain)
+	defer again.Stop()
+	var last time.Time
+	for {
+		l.mu.Lock()
+		dirty, changed := l.dirty, l.changed
+		l.mu.Unlock()
+		var write <-chan time.Time
+		var timer *time.Timer
+		if !dirty.IsZero() {
+			at := dirty.Add(saveSoon)
+			if next := last.Add(saveEvery); next.After(at) {
+				at = next
+			}
+			timer = time.NewTimer(time.Until(at))
+			write = timer.C
+			changed = nil // it is written anyhow
+		}
+		// The end; a first change; the time to write changes, or that nothing changed.
+		ending := false
+		select {
+		case <-ctx.Done():
+			ending = true
+			l.mu.Lock()
+			dirty = l.dirty
+			l.mu.Unlock()
+		case <-changed:
+		case <-write:
+			write = nil
+		case <-again.C:
+			dirty = time.Now()
+		}
+		if timer != nil {
+			timer.Stop()
+		}
+		switch {
+		case ending && dirty.IsZero():
+			return
+		case dirty.IsZero(), !ending && write != nil:
+			continue
+		}
+		last = time.Now()
+		l.save(last)
+		again.Reset(saveAgain)
+		if ending {
+			return
+		}
+	}
+}
+
+// save writes the last good state. What could not be written is tried again after a while.
+func (l *Loop) save(now time.Time) {
+	l.mu.Lock()
+	since := l.dirty
+	l.dirty = time.Time{}
+	l.mu.Unlock()
+	st := l.capture(now)
+	if st == nil {
+		return
+	}
+	size, err := l.cfg.LastGood.Save(st)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.Counters.SaveErrors.Inc()
+		if l.saved.err != err.Error() {
+			l.log.Warn("not in force", "object", "last good state", "where", l.cfg.LastGood.Path(), "reason", err)
+		}
+		l.saved.err = err.Error()
+		if l.dirty.IsZero() {
+			l.dirty = since
+			if since.IsZero() {
+				l.dirty = now
+			}
+		}
+		return
+	}
+	l.Counters.Saves.Inc()
+	l.saved.at, l.saved.bytes, l.saved.err, l.saved.loadErr = now, size, "", ""
+}
+
+// fresh is until when what the source says is known to be true; zero: it has said nothing.
+func (s *Source) fresh(now time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.restored:
+		return s.trueAt
+	case !s.whole:
+		return time.Time{}
+	case s.status == (input.Status{}) || s.status.Connected: // one that never reports has nothing that it could lose
+		return now
+	}
+	return s.status.Since
+}
+
+// Report is what the loop tells of itself. Of many problems some are left out.
+func (l *Loop) Report() input.Report {
+	now := time.Now()
+	var r input.Report
+	l.own.Lock()
+	for _, s := range l.sources {
+		of := input.SourceReport{
+			Name: s.name, Synced: s.whole, Restored: s.restored,
+			Counts: input.Counts{
+				Services: len(s.endpoints), Endpoints: s.rows, Objects: len(s.services), Routes: len(s.routes), Filters: len(s.filters),
+				Catalog: len(s.catalog), Workloads: len(s.workloads), Problems: len(s.problems),
+			},
+		}
+		if at := s.fresh(now); !at.IsZero() && at.Before(now) && (r.StaleSince == nil || at.Before(*r.StaleSince)) {
+			r.StaleSince = &at
+		}
+		s.mu.Lock()
+		of.Connected, of.Err, of.Version, of.Since, of.Changed = s.status.Connected, s.status.Err, s.status.Version, s.status.Since, s.spoke
+		s.mu.Unlock()
+		if !of.Changed.IsZero() {
+			of.SilentMS = now.Sub(of.Changed).Milliseconds()
+		}
+		r.Sources = append(r.Sources, of)
+	}
+	l.own.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r.Seq, r.At, r.Synced = l.seq, l.at, l.synced
+	r.Problems = l.problemsLocked()
+	r.ProblemsTotal = len(r.Problems)
+	r.Problems = r.Problems[:min(len(r.Problems), maxReported)]
+	if f := l.cfg.LastGood; f != nil {
+		g := &input.LastGoodReport{Path: f.Path(), Written: l.saved.at, Bytes: l.saved.bytes, Restored: l.restored, Err: l.saved.problem(f).Reason}
+		if g.Written.IsZero() {
+			g.Written = l.saved.found
+		}
+		if !g.Written.IsZero() {
+			g.AgeMS = now.Sub(g.Written).Milliseconds()
+		}
+		r.LastGood = g
+	}
+	return r
+}
