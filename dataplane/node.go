@@ -20,6 +20,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"aether/dataplane/engine"
@@ -81,6 +82,7 @@ type Node struct {
 
 	mu       sync.Mutex
 	want     []model.Workload // of the last Apply
+	given    []model.Workload // the slice that it was given
 	pods     map[string]*pod  // by container
 	problems map[string]model.Problem
 	applied  bool
@@ -90,8 +92,12 @@ type Node struct {
 	gone     bool            // it accepts, and this process does not
 	guest    bool            // a predecessor serves, or may: the pods' capture is not this process's to take out
 	draining bool
+	host     *netns.NS     // the node's own; nil: no hop was to be made from there
+	hostPool *socket.Pool  // in it
 	news     chan struct{} // of one: the state or an identity changed
 	synced   chan struct{} // closed and replaced when pods were opened or dropped
+
+	fromNode atomic.Pointer[socket.Pool] // hops' sockets are of the node's own network namespace; nil: of the pod's
 
 	socks sync.Map // container → *sockets: what a dial needs, without the lock that Apply holds
 	near  sync.Map // container → *inbound.Neighbour, likewise
@@ -178,11 +184,16 @@ func (n *Node) Run(ctx context.Context) error {
 	n.mu.Unlock()
 	stop()
 	wg.Wait()
-	return errors.Join(err, n.authz.Close(), n.factory.Close(), n.cfg.Owner.Close())
+	err = errors.Join(err, n.authz.Close(), n.factory.Close(), n.cfg.Owner.Close())
+	if n.host != nil {
+		n.host.Close()
+	}
+	return err
 }
 
 // Apply makes snap the node's view of the mesh and workloads the pods it
-// serves. It returns once listeners of new pods accept, or their problem is known.
+// serves. It returns once listeners of new pods accept, or their problem is known. The
+// slice that it was given the last time says that the pods are the same.
 func (n *Node) Apply(snap *snapshot.Snapshot, workloads []model.Workload) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -191,11 +202,14 @@ func (n *Node) Apply(snap *snapshot.Snapshot, workloads []model.Workload) {
 	}
 	n.store.Swap(snap)
 	n.out.Recall() // first: somebody waits
-	n.want = slices.Clone(workloads)
-	n.applied = true
-	defer n.changed()
-	if n.ctx != nil {
-		n.syncLocked()
+	same := n.applied && len(workloads) == len(n.given) && (len(workloads) == 0 || &workloads[0] == &n.given[0])
+	n.given, n.applied = workloads, true
+	if !same {
+		n.want = slices.Clone(workloads)
+		defer n.changed()
+		if n.ctx != nil {
+			n.syncLocked()
+		}
 	}
 	n.out.Swept(snap)
 }
@@ -453,7 +467,32 @@ func (n *Node) connect(ctx context.Context, container string, addr netip.AddrPor
 	if !ok {
 		return nil, fmt.Errorf("dataplane: pod %s is not served any more", container)
 	}
+	if own := n.fromNode.Load(); own != nil {
+		return connectFrom(ctx, own, "the node", addr)
+	}
 	return s.(*sockets).Connect(ctx, addr)
+}
+
+// HopFromNode says whether hops to other nodes leave from the node's network namespace
+// instead of the pod's (hopSource of MeshConfig, design 9): new ones, for sessions that are
+// open stay where they are. The error says why it cannot be; then it is as before.
+func (n *Node) HopFromNode(on bool) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if on && n.host == nil {
+		// This thread's is the process's: threads that enter another are locked to whoever does.
+		ns, err := netns.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			return fmt.Errorf("dataplane: hops from the node: %w", err)
+		}
+		n.host, n.hostPool = ns, n.factory.Open(ns)
+	}
+	if on {
+		n.fromNode.Store(n.hostPool)
+	} else {
+		n.fromNode.Store(nil)
+	}
+	return nil
 }
 
 // sockets makes sockets in one pod's namespace.
@@ -476,9 +515,13 @@ func (s *sockets) Request(v6 bool, on func(int, error)) {
 
 // Connect connects from the pod's namespace.
 func (s *sockets) Connect(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error) {
-	fd, err := s.pool.Wait(ctx, addr.Addr().Unmap().Is6())
+	return connectFrom(ctx, s.pool, "pod "+s.pod, addr)
+}
+
+func connectFrom(ctx context.Context, pool *socket.Pool, whose string, addr netip.AddrPort) (*net.TCPConn, error) {
+	fd, err := pool.Wait(ctx, addr.Addr().Unmap().Is6())
 	if err != nil {
-		return nil, fmt.Errorf("dataplane: socket for pod %s: %w", s.pod, err)
+		return nil, fmt.Errorf("dataplane: socket for %s: %w", whose, err)
 	}
 	return socket.Connect(ctx, fd, addr)
 }

@@ -17,8 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"aether/controlplane"
 	"aether/controlplane/file"
+	"aether/controlplane/input"
 	"aether/dataplane"
 	"aether/dataplane/admin"
 	"aether/dataplane/extauthz"
@@ -37,7 +37,7 @@ type options struct {
 	config, node, domain, trustDomain, netnsDir string
 	certs, devCA                                string
 	adminAddr, logLevel, blocking, records      string
-	handover                                    string
+	handover, lastGood                          string
 	drainTime                                   time.Duration
 	memoryLimit, authz                          string
 	minLoops, maxLoops                          int
@@ -74,7 +74,8 @@ one drains: no connection is refused or lost meanwhile.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), leave, o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.config, "config", "", "directory of Kubernetes YAML: pods, services, routes (required)")
+	f.StringVar(&o.config, "config", "", "directory of Kubernetes YAML: pods, services, routes")
+	f.StringVar(&o.lastGood, "last-good", "", "file for what this node last knew of the mesh: it serves that after a start at which a source cannot be heard; empty: none is kept")
 	f.StringVar(&o.node, "node", "", "name of this node, as in spec.nodeName (required)")
 	f.StringVar(&o.domain, "mesh-domain", model.DefaultDomain, "domain of mesh names")
 	f.StringVar(&o.trustDomain, "trust-domain", "", "SPIFFE trust domain; default the mesh domain")
@@ -106,8 +107,8 @@ one drains: no connection is refused or lost meanwhile.`,
 
 // run serves until ctx ends, or drains first once leave is closed.
 func run(ctx context.Context, leave <-chan struct{}, o options) error {
-	if o.config == "" || o.node == "" {
-		return errors.New("--config and --node are required (see --help)")
+	if err := o.checkSources(); err != nil {
+		return err
 	}
 	level := new(slog.LevelVar)
 	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
@@ -170,9 +171,8 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 		metrics.Count("aether_failure_log_suppressed_total", "Lines of the failure log that their cause had too many of.", &failures.Suppressed)
 		defer runFailures(failures)()
 	}
-	if o.accessLog {
-		observers = append(observers, journal.NewLog(log))
-	}
+	access := journal.NewLog(log)
+	observers = append(observers, access)
 	cfg.Journal = observers
 	before, err := takeOver(ctx, leave, o, owner, log)
 	if err != nil {
@@ -185,18 +185,24 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	}
 	metrics.Count("aether_retries_total", "Requests sent once more.", &node.Outbound().Retries)
 	metrics.Count("aether_retries_overflow_total", "Requests not sent once more, because too many others were.", &node.Outbound().RetriesOverflow)
-	source := func(ctx context.Context, on func(*model.Mesh, []model.Problem)) error {
-		return file.Watch(ctx, o.config, file.Options{
-			Node: o.node, Domain: o.domain, TrustDomain: o.trustDomain, NetNSDir: o.netnsDir, RedirectAllDefault: o.redirectAll,
-		}, on)
+	sources := newSources(o, node, log)
+	sources.cfg.OnSettings = func(s input.Settings) {
+		access.Set(s.AccessLogs, s.AccessLogSuccess)
+		metrics.SetPods(s.EmitStatsPod)
+		if err := node.HopFromNode(s.HopFromNode); err != nil {
+			log.Warn("not in force", "object", "MeshConfig", "reason", err)
+		}
 	}
-	loop := controlplane.New(source, node, log)
+	if err := sources.build(); err != nil {
+		return err
+	}
+	loop := sources.loop
 	gauges(metrics, node, loop)
 
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var wg sync.WaitGroup
-	errs := make(chan error, 3)
+	errs := make(chan error, 3+len(sources.run))
 	start := func(name string, f func() error) {
 		wg.Go(func() {
 			if err := f(); err != nil {
@@ -211,13 +217,22 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 			ReadHeaderTimeout: 10 * time.Second,
 			Handler: admin.Handler(admin.Config{
 				Node: node, Why: ring, Metrics: metrics.Handler(), Level: level,
-				State: func() (uint64, time.Time, []model.Problem) { s := loop.State(); return s.Seq, s.At, s.Problems },
-				Dump:  func() []byte { return file.Dump(loop.State().Mesh) },
+				Report: loop.Report,
+				Wait: func(ctx context.Context, synced bool, seq uint64) error {
+					if synced {
+						return loop.WaitSynced(ctx)
+					}
+					return loop.Wait(ctx, seq)
+				},
+				Dump: func() []byte { return file.Dump(loop.Mesh()) },
 			}),
 		}
 	}
 	start("hand-over", func() error { return h.run(ctx, leave) })
 	start("configuration", func() error { return loop.Run(ctx) })
+	for _, s := range sources.run {
+		start(s.name, func() error { return s.run(ctx) })
+	}
 	start("data plane", func() error { return node.Run(ctx) })
 	log.Info("aether-proxy", "node", o.node, "config", o.config, "trust-domain", o.trustDomain, "admin", o.adminAddr, "memory-limit", memory, "from", memoryFrom)
 	if err := ended(ctx, wg.Wait, endTime); err != nil {
@@ -287,10 +302,4 @@ func runFailures(f *telemetry.Failures) (end func()) {
 		case <-time.After(2 * time.Second): // stuck in a write to a pipe that is full
 		}
 	}
-}
-
-func gauges(m *telemetry.Metrics, n *dataplane.Node, l *controlplane.Loop) {
-	m.Gauge("aether_config_seq", "Sequence number of the state in force.", func() float64 { return float64(l.State().Seq) })
-	m.Gauge("aether_config_problems", "Objects that are not, or not wholly, in force.", func() float64 { return float64(len(l.State().Problems)) })
-	n.Register(m)
 }

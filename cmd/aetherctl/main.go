@@ -26,6 +26,7 @@ func commands() []*cobra.Command {
 		explainCommand(),
 		whyCommand(),
 		statusCommand(),
+		waitCommand(),
 		connectionsCommand(),
 		sessionsCommand(),
 		endpointsCommand(),

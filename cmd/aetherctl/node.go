@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"aether/dataplane/admin"
 )
 
 const defaultAdmin = "127.0.0.1:9901"
@@ -21,9 +24,17 @@ func ask(ctx context.Context, address, path string) ([]byte, error) {
 	return askBy(ctx, http.MethodGet, address, path)
 }
 
+// askTime is how long an admin may take to answer.
+const askTime = 30 * time.Second
+
 // askBy is ask with another method.
 func askBy(ctx context.Context, method, address, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	return askWithin(ctx, askTime, method, address, path)
+}
+
+// askWithin is askBy with another time.
+func askWithin(ctx context.Context, within time.Duration, method, address, path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+address+path, nil)
 	if err != nil {
@@ -71,11 +82,69 @@ func show(use, short, long, path string) *cobra.Command {
 }
 
 func statusCommand() *cobra.Command {
-	return show("status", "Print a node's pods, certificates, loops and problems (JSON)",
-		`status prints what a node is doing, as JSON: the sequence number and time of the state
-in force (seq, at), its pods with their listeners and certificates (pods), its event
-loops (loops), and what of the configuration is not in force, and why (problems).`,
-		"/status")
+	var address, output string
+	c := &cobra.Command{
+		Use: "status", Short: "Print what a node knows, from whom, and what is not in force", Args: noArguments,
+		Long: `status prints which state a node has in force; what each of its sources (files, registrar,
+Kubernetes, its own pods) has said, since when it is connected and when it last said
+something; the last good state on disk; its pods and their certificates; and what of the
+configuration is not in force, and why.
+
+A source is connected; away (what it last said is in force); restored (not heard since the
+start: what it said before is in force); or waited-for (nothing is known of it, and no state
+can be in force). STALE is said where not everything is known to be true now.
+
+With -o json it is one object: seq, at, synced, stale_since, sources, last_good, pods, loops,
+problems, problems_total. New names may be added.`,
+		Example: "  aetherctl status\n  aetherctl status -o json | jq .sources",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkOutput(c, output); err != nil {
+				return err
+			}
+			path := "/status?format=" + output
+			b, err := ask(c.Context(), address, path)
+			if err != nil {
+				return err
+			}
+			_, err = c.OutOrStdout().Write(b)
+			return err
+		},
+	}
+	adminFlag(c, &address)
+	outputFlag(c, &output)
+	return c
+}
+
+func waitCommand() *cobra.Command {
+	var address, what string
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use: "wait", Short: "Wait until a node has heard all of its sources", Args: noArguments,
+		Long: `wait returns once every source of the node has said its whole state since the node's
+start, and that is in force (--for=synced), or once the state of a sequence number is
+(--for=seq=N), and prints the sequence number. Status 1: not within --timeout, and who has
+not been heard.`,
+		Example: "  aetherctl wait --for=synced\n  aetherctl wait --for=seq=12 --timeout 5s",
+		RunE: func(c *cobra.Command, _ []string) error {
+			if _, _, err := admin.ParseWait(what); err != nil {
+				return usageError(c, fmt.Errorf("--%w", err)) // the error begins with the name
+			}
+			if timeout <= 0 {
+				return usageError(c, fmt.Errorf("--timeout %s: give a time", timeout))
+			}
+			path := "/wait?" + url.Values{"for": {what}, "timeout": {timeout.String()}}.Encode()
+			b, err := askWithin(c.Context(), timeout+askTime, http.MethodGet, address, path)
+			if err != nil {
+				return err
+			}
+			_, err = c.OutOrStdout().Write(b)
+			return err
+		},
+	}
+	adminFlag(c, &address)
+	c.Flags().StringVar(&what, "for", "synced", "what to wait for: synced, or seq=N")
+	c.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "how long; 10m are the most")
+	return c
 }
 
 func snapshotCommand() *cobra.Command {

@@ -207,7 +207,13 @@ func TestAskNode(t *testing.T) {
 		{[]string{"why", "--pod", "shop/web", "--reason", "idle,loop", "--service", "shop/cart"}, 0, "asked /why?format=text&n=20&pod=shop%2Fweb&reason=idle%2Cloop&service=shop%2Fcart"},
 		{[]string{"why", "-o", "json"}, 1, "its answer is no list of decisions"},
 		{[]string{"explain", "-o", "json", "shop/web > 10.96.0.10:8080"}, 0, "asked /explain?flow=shop%2Fweb+%3E+10.96.0.10%3A8080&format=json"},
-		{[]string{"status"}, 0, "asked /status"},
+		{[]string{"status"}, 0, "asked /status?format=text"},
+		{[]string{"status", "-o", "json"}, 0, "asked /status?format=json"},
+		{[]string{"status", "-o", "yaml"}, 2, "the formats are text and json"},
+		{[]string{"wait"}, 0, "asked /wait?for=synced&timeout=30s"},
+		{[]string{"wait", "--for=seq=12", "--timeout", "5s"}, 0, "asked /wait?for=seq%3D12&timeout=5s"},
+		{[]string{"wait", "--for=nothing"}, 2, `--for: "nothing" is neither synced nor seq=N`},
+		{[]string{"wait", "--timeout", "-1s"}, 2, "--timeout -1s"},
 		{[]string{"snapshot"}, 0, "asked /snapshot"},
 	} {
 		status, out, errs := aetherctl(t, "", append(tt.args, "--admin", address)...)

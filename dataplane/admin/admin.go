@@ -10,14 +10,17 @@
 package admin
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/pprof"
+	"slices"
 	"strings"
 	"time"
 
+	"aether/controlplane/input"
 	"aether/dataplane"
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
@@ -28,8 +31,11 @@ type Config struct {
 	Node    *dataplane.Node
 	Why     *journal.Ring
 	Metrics http.Handler
-	// State returns the sequence number and time of the state in force, and its problems.
-	State func() (seq uint64, at time.Time, problems []model.Problem)
+	// Report is what the control loop tells of itself.
+	Report func() input.Report
+	// Wait returns once every source has said its whole state, if synced, and a state of at
+	// least that sequence number is in force; or ctx's error.
+	Wait func(ctx context.Context, synced bool, seq uint64) error
 	// Dump writes the mesh in force as a configuration.
 	Dump func() []byte
 	// Level is the log's, which /loglevel shows and sets.
@@ -46,6 +52,7 @@ func Handler(c Config) http.Handler {
 	mux.HandleFunc("GET /explain", a.explain)
 	mux.HandleFunc("GET /why", a.why)
 	mux.HandleFunc("GET /status", a.status)
+	mux.HandleFunc("GET /wait", a.wait)
 	mux.HandleFunc("GET /connections", a.connections)
 	mux.HandleFunc("GET /sessions", a.sessions)
 	mux.HandleFunc("GET /endpoints", a.endpoints)
@@ -68,7 +75,9 @@ func (a *admin) index(w http.ResponseWriter, _ *http.Request) {
 	text(w)
 	fmt.Fprint(w, `aether-proxy
 /ready                      200 once a state is in force
-/status                     pods, certificates, loops, problems
+/status                     sources, pods, certificates, loops, problems; as text with format=text
+/wait?for=synced            answers once every source has been heard; for=seq=N: once that state is in force;
+     &timeout=30s           within so long (10m at most), or with 504
 /snapshot                   the mesh in force, as a configuration (YAML)
 /explain?flow=F&request=R   what would become of flow F, and of request R on it, and why
 /why?n=N                    the last decisions, newest first; of them, as asked for:
@@ -121,11 +130,9 @@ func (a *admin) snapshot(w http.ResponseWriter, _ *http.Request) {
 
 // Status is /status's answer in JSON.
 type Status struct {
-	Seq      uint64                `json:"seq"`
-	At       time.Time             `json:"at"`
-	Pods     []dataplane.PodStatus `json:"pods"`
-	Loops    []LoopStatus          `json:"loops"`
-	Problems []model.Problem       `json:"problems"`
+	input.Report
+	Pods  []dataplane.PodStatus `json:"pods"`
+	Loops []LoopStatus          `json:"loops"`
 }
 
 // LoopStatus tells of one loop.
@@ -139,16 +146,22 @@ type LoopStatus struct {
 	Descriptors int64         `json:"descriptors"`
 }
 
-func (a *admin) status(w http.ResponseWriter, _ *http.Request) {
-	var s Status
-	s.Seq, s.At, s.Problems = a.State()
-	s.Problems = append(append([]model.Problem{}, s.Problems...), a.Node.Problems()...)
+func (a *admin) status(w http.ResponseWriter, r *http.Request) {
+	s := Status{Report: a.Report()}
+	own := a.Node.Problems()
+	s.Problems = slices.Concat([]model.Problem{}, s.Problems, own)
+	s.ProblemsTotal += len(own)
 	s.Pods = a.Node.Pods()
 	for _, l := range a.Node.Engine().Loops() {
 		st := l.Stats()
 		s.Loops = append(s.Loops, LoopStatus{
 			ID: l.ID(), Busy: st.Busy, Iterations: st.Iterations, Events: st.Events, Panics: st.Panics, Slow: st.Slow, Descriptors: st.Registered,
 		})
+	}
+	if r.FormValue("format") == "text" {
+		text(w)
+		WriteStatus(w, &s, time.Now())
+		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	enc := json.NewEncoder(w)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"aether/controlplane/compile"
+	"aether/controlplane/input"
 	"aether/dataplane"
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
@@ -26,6 +27,41 @@ type nobody struct{}
 func (nobody) Watch(ctx context.Context, _ mtls.Ref, _ func(*mtls.SVID, error)) error {
 	<-ctx.Done()
 	return nil
+}
+
+// report is of a loop with two sources, of which one is away.
+func report(problems ...model.Problem) input.Report {
+	long := time.Now().Add(-time.Hour)
+	return input.Report{
+		Seq: 7, At: long, Problems: problems, ProblemsTotal: len(problems), StaleSince: &long,
+		Sources: []input.SourceReport{
+			{Name: "file", Synced: true, Connected: true, Since: long, Changed: long, SilentMS: 3600_000, Counts: input.Counts{Services: 2, Endpoints: 5, Routes: 1}},
+			{Name: "registrar", Restored: true, Err: "connection refused", Since: long, Counts: input.Counts{Services: 3, Endpoints: 9}},
+		},
+		LastGood: &input.LastGoodReport{Path: "/run/last-good", Written: long, AgeMS: 3600_000, Bytes: 2048, Restored: true},
+	}
+}
+
+// TestStatusText is what people read of a node that was started while its registrar is away.
+func TestStatusText(t *testing.T) {
+	r := report(model.Problem{Object: "Service shop/x", Where: "x.yaml:1", Reason: "no"})
+	var b strings.Builder
+	WriteStatus(&b, &Status{Report: r, Pods: []dataplane.PodStatus{{Pod: "shop/web-1", Identity: "spiffe://td/ns/shop/sa/web"}}}, r.At.Add(time.Hour))
+	for _, want := range []string{
+		"state 7, since 1h0m0s",
+		"STALE: not all is known to be true since " + r.At.UTC().Format(time.RFC3339) + " (1h0m0s)",
+		"file       connected  1h0m0s  2         5",
+		"registrar  restored   1h0m0s  3         9",
+		"registrar: connection refused",
+		"last good state /run/last-good: of 1h0m0s ago, 2 KiB; this process started with it",
+		"shop/web-1",
+		"1 problem:",
+		"Service shop/x (x.yaml:1): no",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%q is missing in\n%s", want, b.String())
+		}
+	}
 }
 
 func TestAdmin(t *testing.T) {
@@ -47,7 +83,13 @@ func TestAdmin(t *testing.T) {
 	level := new(slog.LevelVar)
 	h := Handler(Config{
 		Node: node, Why: ring, Metrics: telemetry.New(telemetry.Config{}).Handler(),
-		State: func() (uint64, time.Time, []model.Problem) { return 7, time.Unix(0, 0), []model.Problem{problem} },
+		Report: func() input.Report { return report(problem) },
+		Wait: func(ctx context.Context, synced bool, seq uint64) error {
+			if synced || seq > 7 {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		},
 		Dump:  func() []byte { return []byte("kind: Pod\n") },
 		Level: level,
 	})
@@ -97,6 +139,16 @@ local shop/web 8080
 	var s Status
 	if err := json.Unmarshal([]byte(b), &s); err != nil || s.Seq != 7 || len(s.Problems) != 1 || s.Problems[0] != problem || len(s.Loops) == 0 {
 		t.Errorf("/status: %v %s", err, b)
+	}
+	if s.ProblemsTotal != 1 || len(s.Sources) != 2 || s.Sources[1].Err != "connection refused" || s.LastGood.Bytes != 2048 {
+		t.Errorf("/status: %s", b)
+	}
+	want("/status?format=text", 200, "state 7, since ")
+	want("/wait?for=seq=7", 200, "7\n")
+	want("/wait?for=seq=8&timeout=1ms", 504, "not within 1ms: 1 of 2 sources has not been heard yet: registrar (connection refused)")
+	want("/wait?for=synced&timeout=1ms", 504, "registrar")
+	for _, q := range []string{"", "?for=", "?for=seq", "?for=seq=", "?for=seq=-1", "?for=seq=x", "?for=synced&timeout=-1s", "?for=synced&timeout=1h", "?for=synced&timeout=x"} {
+		want("/wait"+q, 400, "")
 	}
 	want("/connections", 200, "POD  ROLE  CLIENT")
 	want("/connections?format=json", 200, `{"connections":[],"total":0}`)

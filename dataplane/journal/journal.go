@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"aether/dataplane/model"
@@ -204,10 +205,33 @@ func (t Tee) Ended(e *Entry) {
 
 // Log writes a line an entry. It is for nodes that ask for an access log: the
 // line is made and written where the entry is told.
-type Log struct{ log *slog.Logger }
+type Log struct {
+	log     *slog.Logger
+	on      atomic.Bool
+	success atomic.Uint32 // percent of the successes
+	told    atomic.Uint64 // successes
+}
 
-// NewLog makes a Log.
-func NewLog(l *slog.Logger) *Log { return &Log{l} }
+// NewLog makes a Log that is off.
+func NewLog(l *slog.Logger) *Log { return &Log{log: l} }
+
+// Set switches the log, and says how many in a hundred of the successes it has; failures
+// and refusals it has all (accessLogSuccessSampleRate, contract 10.9). Safe for concurrent use.
+func (l *Log) Set(on bool, success uint8) {
+	l.success.Store(uint32(min(success, 100)))
+	l.on.Store(on)
+}
 
 // Ended is Observer.
-func (l *Log) Ended(e *Entry) { l.log.Info(e.String()) }
+func (l *Log) Ended(e *Entry) {
+	if !l.on.Load() {
+		return
+	}
+	if share := uint64(l.success.Load()); share < 100 && !e.Failed() {
+		// Evenly spread: the n-th is logged when the share of n has grown by one.
+		if n := l.told.Add(1); n*share/100 == (n-1)*share/100 {
+			return
+		}
+	}
+	l.log.Info(e.String())
+}

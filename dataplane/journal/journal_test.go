@@ -1,7 +1,9 @@
 package journal
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"sync"
@@ -116,5 +118,39 @@ func TestConcurrent(t *testing.T) {
 	wg.Wait()
 	if got := len(r.Last(100, false)); got != 16 {
 		t.Errorf("%d entries, want 16", got)
+	}
+}
+
+// TestLogShare: off it says nothing, of successes it has the share that it was told,
+// evenly, and failures it has all.
+func TestLogShare(t *testing.T) {
+	var out bytes.Buffer
+	l := NewLog(slog.New(slog.NewTextHandler(&out, nil)))
+	count := func(e *Entry, n int) int {
+		out.Reset()
+		for range n {
+			l.Ended(e)
+		}
+		return strings.Count(out.String(), "\n")
+	}
+	good, bad := &Entry{Request: true, Status: 200, Action: "forward"}, &Entry{Request: true, Status: 503, Action: "forward"}
+	if n := count(bad, 10); n != 0 {
+		t.Errorf("off: %d", n)
+	}
+	for _, tt := range []struct {
+		share uint8
+		want  int
+	}{{100, 1000}, {0, 0}, {1, 10}, {33, 330}, {250, 1000}} {
+		l.Set(true, tt.share)
+		if n := count(good, 1000); n != tt.want {
+			t.Errorf("%d %%: %d of 1000", tt.share, n)
+		}
+		if n := count(bad, 10); n != 10 {
+			t.Errorf("%d %%: %d of 10 failures", tt.share, n)
+		}
+	}
+	l.Set(false, 100)
+	if n := count(bad, 10); n != 0 {
+		t.Errorf("off again: %d", n)
 	}
 }

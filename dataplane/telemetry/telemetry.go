@@ -42,11 +42,14 @@ type Metrics struct {
 // New makes an empty registry with the process's and the Go runtime's own metrics.
 func New(c Config) *Metrics {
 	m := &Metrics{reg: prometheus.NewRegistry()}
-	m.counts.pods = c.Pods
+	m.SetPods(c.Pods)
 	m.reg.MustRegister(&m.counts, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	registerRuntime(m.reg)
 	return m
 }
+
+// SetPods is Config.Pods from now on. Safe for concurrent use.
+func (m *Metrics) SetPods(on bool) { m.counts.pods.Store(on) }
 
 // Gauge adds a value that is asked for at each scrape. labels are pairs of name and
 // value; several gauges may have one name, and then the same help and label names.
