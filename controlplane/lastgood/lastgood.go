@@ -195,6 +195,9 @@ func (f *File) Save(s *State) (size int64, err error) {
 		return 0, fmt.Errorf("last good state: it would have %d MiB, more than %d", len(b)>>20, maxFile>>20)
 	}
 	if err := f.replace(b); err != nil {
+		if p, ok := errors.AsType[*fs.PathError](err); ok { // the name of the file beside it is another each time
+			err = fmt.Errorf("%s %s: %w", p.Op, f.path, p.Err)
+		}
 		return 0, fmt.Errorf("last good state: %w: give it a directory with room that this process may write to; the one before stays", err)
 	}
 	return int64(len(b)), nil
