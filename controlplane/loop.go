@@ -107,8 +107,8 @@ type Loop struct {
 	needs     []model.ServiceName
 	live      bool   // every source has given a whole state, now or before the start
 	carried   change // of what was restored
-	lastTook  time.Duration
-	lastEnd   time.Time
+	lastTook  time.Duration // that compiling took
+	lastEnd   time.Time     // when it was done
 	compiled  []model.Problem // of the last Update
 
 	// All problems, and which of compiled's lists is in it.
@@ -195,8 +195,8 @@ func (l *Loop) due(now time.Time) (due time.Time, ok bool) {
 			due, ok = at, true
 		}
 	}
-	// Publishing takes half of the time at most.
-	if rest := l.lastEnd.Add(l.lastTook); ok && due.Before(rest) {
+	// Compiling takes half of the time at most.
+	if rest := l.lastEnd.Add(min(l.lastTook, holdObjects)); ok && due.Before(rest) {
 		due = rest
 	}
 	if due.Before(now) {
@@ -234,6 +234,8 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 	}
 	workloads := l.workloads
 	next, ok = l.nextExpiry()
+	l.lastEnd = time.Now()
+	l.lastTook = l.lastEnd.Sub(now)
 	l.own.Unlock()
 
 	if needs != nil {
@@ -249,9 +251,8 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 	seq := l.State().Seq + 1
 	l.cfg.Target.Apply(snap.WithVersion(seq), workloads)
 	end := time.Now()
-	l.lastTook, l.lastEnd = end.Sub(now), end
 	l.Counters.Builds.Inc()
-	l.Counters.BuildNanos.Add(uint64(max(l.lastTook, 0)))
+	l.Counters.BuildNanos.Add(uint64(max(end.Sub(now), 0)))
 	l.Counters.Coalesced.Add(uint64(max(c.batches-1, 0)))
 	l.tell(c.batches, end, problems)
 	level := slog.LevelDebug
@@ -259,7 +260,7 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 		level = slog.LevelInfo
 	}
 	l.log.Log(context.Background(), level, "published", "seq", seq, "services", len(snap.Services()), "backends", len(snap.Backends()),
-		"workloads", len(workloads), "problems", len(problems), "took", l.lastTook)
+		"workloads", len(workloads), "problems", len(problems), "took", end.Sub(now))
 	return next, ok
 }
 

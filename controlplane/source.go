@@ -147,7 +147,7 @@ func (s *Source) Report(st input.Status) {
 func (s *Source) Flush(ctx context.Context) error {
 	s.mu.Lock()
 	want := s.said
-	s.pending.urgent = true
+	s.pending.urgent = !s.pending.rows.first.IsZero() || !s.pending.objects.first.IsZero()
 	s.mu.Unlock()
 	s.loop.nudge()
 	return s.loop.wait(ctx, func() bool { return s.inForce.Load() >= want })

@@ -211,7 +211,7 @@ func (n *Node) Apply(snap *snapshot.Snapshot, workloads []model.Workload) {
 			n.syncLocked()
 		}
 	}
-	n.out.Swept(snap)
+	n.out.Swept(snap) // in order, for mu is held
 }
 
 // Snapshot is the current view; nil before the first Apply.

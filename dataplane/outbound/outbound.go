@@ -19,6 +19,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -77,6 +78,9 @@ type Outbound struct {
 	quiet *telemetry.Quiet
 	loops engine.PerLoop[loopState]
 	now   func() time.Time // the wall clock
+
+	sweep sync.Mutex
+	swept *snapshot.Snapshot // of the last Swept
 
 	// Relays are the connections that goroutines carry.
 	Relays engine.Relays

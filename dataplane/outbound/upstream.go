@@ -519,53 +519,6 @@ func (st *loopState) endRaw(ctx context.Context, r *rawConn) error {
 	return nil
 }
 
-// Swept takes in what snap says of endpoints that are in use: sessions and raw-TCP
-// connections to one that is not there any more, or is unhealthy, are closed at
-// once; those to one that drains are left alone (contract 5.5). Safe for concurrent use.
-func (o *Outbound) Swept(snap *snapshot.Snapshot) {
-	type place struct {
-		addr netip.AddrPort
-		port uint16
-		pin  string // "": whoever it is
-	}
-	there := map[place]model.Health{}
-	for _, b := range snap.Backends() {
-		for _, e := range snap.Endpoints(b).All() {
-			there[place{e.Addr, b.Port, e.SPIFFEID}] = e.Health
-			there[place{addr: e.Addr, port: b.Port}] = e.Health
-		}
-	}
-	judge := func(k hopKey) error {
-		switch health, ok := there[place{k.addr, k.port, k.pin}]; {
-		case !ok:
-			return errEndpointGone
-		case health == model.Unhealthy:
-			return errEndpointUnhealthy
-		}
-		return nil
-	}
-	o.loops.Each(func(st *loopState) {
-		for k, h := range st.hops {
-			if err := judge(k); err != nil {
-				delete(st.hops, k)
-				h.gone = true
-				h.hop.Close(err)
-			}
-		}
-		for _, u := range st.pods {
-			for r := range u.raw {
-				if err := judge(r.key); err != nil {
-					r.cut(err)
-				}
-			}
-		}
-		st.forget(func(d *balance.Dest, h *balance.Host) bool {
-			_, ok := there[place{addr: h.Addr, port: d.Port}]
-			return !ok
-		})
-	})
-}
-
 var (
 	errEndpointGone      = errors.New("the endpoint left the registry")
 	errEndpointUnhealthy = errors.New("the endpoint is unhealthy")

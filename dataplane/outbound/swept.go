@@ -1,0 +1,126 @@
+package outbound
+
+import (
+	"net/netip"
+
+	"aether/dataplane/balance"
+	"aether/dataplane/model"
+	"aether/dataplane/snapshot"
+)
+
+// place is a port of an endpoint, as sessions and connections know it.
+type place struct {
+	addr netip.AddrPort
+	port uint16
+	pin  string // "": whoever it is
+}
+
+// departures are the places that are not what they were.
+type departures struct{ gone, sick map[place]struct{} }
+
+// Swept takes in what snap says of endpoints that are in use: sessions and raw-TCP
+// connections to one that is not there any more, or is unhealthy, are closed at
+// once; those to one that drains are left alone (contract 5.5). It looks at what differs
+// from the snapshot of the last call, so it is to be told of each that is in force, in
+// order. Safe for concurrent use.
+func (o *Outbound) Swept(snap *snapshot.Snapshot) {
+	o.sweep.Lock()
+	defer o.sweep.Unlock() // loops are told in order, too
+	before := o.swept
+	o.swept = snap
+	if before == nil {
+		return // nothing is in use
+	}
+	d := departed(before, snap)
+	if len(d.gone)+len(d.sick) == 0 {
+		return
+	}
+	o.loops.Each(func(st *loopState) {
+		for k, h := range st.hops {
+			if err := d.judge(k); err != nil {
+				delete(st.hops, k)
+				h.gone = true
+				h.hop.Close(err)
+			}
+		}
+		for _, u := range st.pods {
+			for r := range u.raw {
+				if err := d.judge(r.key); err != nil {
+					r.cut(err)
+				}
+			}
+		}
+		st.forget(func(dest *balance.Dest, h *balance.Host) bool {
+			_, gone := d.gone[place{addr: h.Addr, port: dest.Port}]
+			return gone
+		})
+	})
+}
+
+func (d *departures) judge(k hopKey) error {
+	p := place{k.addr, k.port, k.pin}
+	if _, gone := d.gone[p]; gone {
+		return errEndpointGone
+	}
+	if _, sick := d.sick[p]; sick {
+		return errEndpointUnhealthy
+	}
+	return nil
+}
+
+// departed works out what of before is not, or is unhealthy, in now. It costs what
+// differs, and a look at each endpoint if one has gone.
+func departed(before, now *snapshot.Snapshot) departures {
+	d := departures{map[place]struct{}{}, map[place]struct{}{}}
+	sick := func(port uint16, set *snapshot.EndpointSet) {
+		for _, e := range set.All() {
+			if e.Health == model.Unhealthy {
+				d.sick[place{e.Addr, port, e.SPIFFEID}] = struct{}{}
+				d.sick[place{addr: e.Addr, port: port}] = struct{}{}
+			}
+		}
+	}
+	ports := map[uint16]struct{}{}
+	for _, b := range before.Backends() {
+		was := before.Endpoints(b)
+		is := was.None()
+		if n := now.Backend(b); n != nil {
+			is = now.Endpoints(n)
+		}
+		if was == is {
+			continue
+		}
+		for _, e := range was.All() {
+			i := is.Find(e.Addr)
+			if i < 0 {
+				d.gone[place{addr: e.Addr, port: b.Port}] = struct{}{}
+			}
+			if i < 0 || is.At(i).SPIFFEID != e.SPIFFEID {
+				d.gone[place{e.Addr, b.Port, e.SPIFFEID}] = struct{}{}
+				ports[b.Port] = struct{}{}
+			}
+		}
+		sick(b.Port, is)
+	}
+	for _, b := range now.Backends() {
+		if before.Backend(b) == nil {
+			sick(b.Port, now.Endpoints(b))
+		}
+	}
+	if len(d.gone) == 0 {
+		return d
+	}
+	// What another destination has, or the same one by another class, has not gone.
+	for _, b := range now.Backends() {
+		if _, may := ports[b.Port]; !may {
+			continue
+		}
+		for _, e := range now.Endpoints(b).All() {
+			any := place{addr: e.Addr, port: b.Port}
+			delete(d.gone, any)
+			any.pin = e.SPIFFEID
+			delete(d.gone, any)
+		}
+	}
+	return d
+}
