@@ -105,10 +105,10 @@ type Loop struct {
 	settings  input.Settings
 	locality  input.Locality
 	needs     []model.ServiceName
-	live      bool   // every source has given a whole state, now or before the start
-	carried   change // of what was restored
-	lastTook  time.Duration // that compiling took
-	lastEnd   time.Time     // when it was done
+	live      bool            // every source has given a whole state, now or before the start
+	carried   change          // of what was restored
+	lastTook  time.Duration   // that compiling took
+	lastEnd   time.Time       // when it was done
 	compiled  []model.Problem // of the last Update
 
 	// All problems, and which of compiled's lists is in it.

@@ -71,7 +71,7 @@ func start(t *testing.T, cfg Config, sources ...string) (*world, []*Source) {
 	w.loop = New(cfg)
 	var out []*Source
 	for _, n := range sources {
-		out = append(out, w.loop.Source(n, SourceOptions{Local: n == "local"}))
+		out = append(out, w.loop.Source(n, SourceOptions{Local: n == "local", Final: n == "files"}))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -295,6 +295,9 @@ func TestRetained(t *testing.T) {
 		if w.service(cart) != nil {
 			t.Errorf("TCP: %+v", w.service(cart))
 		}
+		if len(w.loop.Mesh().Retained) > 0 {
+			t.Error("kept without HTTP ports")
+		}
 		// The ports of the generated Service count at once, in the same publish.
 		src[0].Apply(input.Batch{Endpoints: rows.Endpoints})
 		src[1].Apply(input.Batch{Services: batch(t, "service shop/cart 10.96.0.1 7070").Services})
@@ -304,6 +307,27 @@ func TestRetained(t *testing.T) {
 		w.settled()
 		if s := w.target.snaps[before].Service(cart); s.Port(8080) != nil || s.Port(7070) == nil {
 			t.Errorf("with a generated Service: %+v", s.Ports)
+		}
+	})
+}
+
+// TestFinal: what files remove is gone.
+func TestFinal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, src := start(t, Config{}, "files", "registry")
+		src[0].Replace(batch(t, "pods shop/cart 8080\npods shop/db 8080"))
+		src[1].Replace(batch(t, "pods shop/db 8080"))
+		w.settled()
+		src[0].Replace(input.Batch{})
+		w.settled()
+		db := model.ServiceName{Namespace: "shop", Name: "db"}
+		if w.service(cart) != nil || len(w.endpoints(db, 8080)) != 1 || len(w.loop.Mesh().Retained) != 0 {
+			t.Errorf("%+v", w.service(cart))
+		}
+		src[1].Replace(input.Batch{})
+		w.settled()
+		if w.service(db) == nil || len(w.loop.Mesh().Retained) != 1 {
+			t.Errorf("%+v", w.service(db))
 		}
 	})
 }

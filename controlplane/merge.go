@@ -21,6 +21,7 @@ type change struct {
 	problems bool // problems that sources told may have changed
 
 	endpoints, services, filters, catalog, kept map[model.ServiceName]struct{}
+	fleeting                                    map[model.ServiceName]struct{} // of endpoints, those of sources that are not Final
 	routes                                      map[input.RouteKey]struct{}
 	workloads, settings, locality               bool
 }
@@ -55,7 +56,12 @@ func (l *Loop) take() (c change) {
 
 // enter takes a Batch in; all: it is all that the source says.
 func (s *Source) enter(b *input.Batch, all bool, c *change) {
-	enter(s.endpoints, b.Endpoints, all, sameList[model.Endpoint], &c.endpoints, func(was, is []model.Endpoint) { s.rows += len(is) - len(was) })
+	enter(s.endpoints, b.Endpoints, all, sameList[model.Endpoint], &c.endpoints, func(n model.ServiceName, was, is []model.Endpoint) {
+		s.rows += len(is) - len(was)
+		if len(was) > 0 && !s.opts.Final {
+			note(&c.fleeting, n)
+		}
+	})
 	enter(s.services, b.Services, all, equal[model.Service], &c.services, nil)
 	enter(s.routes, b.Routes, all, equal[model.Route], &c.routes, nil)
 	enter(s.filters, b.Filters, all, equal[model.HTTPFilter], &c.filters, nil)
@@ -92,14 +98,14 @@ func (s *Source) enter(b *input.Batch, all bool, c *change) {
 	}
 }
 
-func enter[K comparable, T any](m, b map[K][]T, all bool, same func(a, b []T) bool, changed *map[K]struct{}, each func(was, is []T)) {
+func enter[K comparable, T any](m, b map[K][]T, all bool, same func(a, b []T) bool, changed *map[K]struct{}, each func(k K, was, is []T)) {
 	set := func(k K, list []T) {
 		was := m[k]
 		if put(m, k, list, same) {
 			note(changed, k)
 		}
 		if each != nil {
-			each(was, list)
+			each(k, was, list)
 		}
 	}
 	if all {
@@ -363,10 +369,10 @@ func (l *Loop) kept(n model.ServiceName) []model.Retained {
 	return out
 }
 
-// served is what the services whose rows change had before.
+// served is what the services whose rows change, and may come and go, had before.
 func (l *Loop) served(c *change) map[model.ServiceName][]uint16 {
 	var out map[model.ServiceName][]uint16
-	for n := range c.endpoints {
+	for n := range c.fleeting {
 		if http, _ := l.index.Served(n); len(http) > 0 {
 			if out == nil {
 				out = map[model.ServiceName][]uint16{}

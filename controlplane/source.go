@@ -17,6 +17,9 @@ type SourceOptions struct {
 	// another source speaks of, too, is nothing to complain of, and of what it said
 	// nothing is kept for the next start.
 	Local bool
+	// Final is a source whose removals are somebody's will, as a directory's of files are: a
+	// service that it removes is not kept (contract 4.12 is of rows that come and go with pods).
+	Final bool
 }
 
 // Source is how one source speaks to the loop: an input.Sink. Its methods are safe for

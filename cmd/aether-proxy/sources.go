@@ -58,7 +58,7 @@ func (o *options) settings() input.Settings {
 func (s *sources) build() error {
 	s.loop = controlplane.New(s.cfg)
 	if dir := s.o.config; dir != "" {
-		sink := s.loop.Source("file", controlplane.SourceOptions{})
+		sink := s.loop.Source("file", controlplane.SourceOptions{Final: true})
 		how := file.Options{
 			Node: s.o.node, Domain: s.o.domain, TrustDomain: s.o.trustDomain, NetNSDir: s.o.netnsDir, RedirectAllDefault: s.o.redirectAll,
 		}
