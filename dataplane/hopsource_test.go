@@ -48,7 +48,7 @@ func TestHopSource(t *testing.T) {
 		if err := n.HopFromNode(node); err != nil {
 			t.Fatal(err)
 		}
-		c, err := n.connect(ctx, "c", netip.MustParseAddrPort(ln.Addr().String()))
+		c, err := n.hop(ctx, "c", netip.MustParseAddrPort(ln.Addr().String()))
 		if (err == nil) != node {
 			t.Errorf("%d, from the node %v: %v", i, node, err)
 		}
@@ -57,7 +57,7 @@ func TestHopSource(t *testing.T) {
 		}
 	}
 	n.socks.Delete("c")
-	if _, err := n.connect(ctx, "c", netip.MustParseAddrPort(ln.Addr().String())); err == nil {
+	if _, err := n.hop(ctx, "c", netip.MustParseAddrPort(ln.Addr().String())); err == nil {
 		t.Error("a pod that is not served dials from the node")
 	}
 }

@@ -133,7 +133,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.certs = mtls.NewStore(mtls.Config{Source: cfg.Identities, Changed: n.certChanged})
 	n.dialer = &meshhop.Dialer{
-		Sockets: n.connect, SVID: n.certs.Current, Maker: cfg.Records,
+		Sockets: n.hop, SVID: n.certs.Current, Maker: cfg.Records,
 		Limit: meshhop.NewLimiter(meshhop.LimiterConfig{}),
 	}
 	n.acceptor = &meshhop.Acceptor{Limit: meshhop.NewLimiter(meshhop.LimiterConfig{}), Maker: cfg.Records}
@@ -461,14 +461,20 @@ func (n *Node) neighbour(container string) outbound.Neighbour {
 	return v.(*inbound.Neighbour)
 }
 
-// connect is meshhop.Dialer.Sockets.
+// hop is meshhop.Dialer.Sockets.
+func (n *Node) hop(ctx context.Context, container string, addr netip.AddrPort) (*net.TCPConn, error) {
+	own := n.fromNode.Load()
+	if _, served := n.socks.Load(container); own == nil || !served {
+		return n.connect(ctx, container, addr)
+	}
+	return connectFrom(ctx, own, "the node", addr)
+}
+
+// connect connects from the network namespace of a pod that is served.
 func (n *Node) connect(ctx context.Context, container string, addr netip.AddrPort) (*net.TCPConn, error) {
 	s, ok := n.socks.Load(container)
 	if !ok {
 		return nil, fmt.Errorf("dataplane: pod %s is not served any more", container)
-	}
-	if own := n.fromNode.Load(); own != nil {
-		return connectFrom(ctx, own, "the node", addr)
 	}
 	return s.(*sockets).Connect(ctx, addr)
 }
