@@ -289,6 +289,7 @@ func (l *Loop) tell(batches int, published time.Time, problems []model.Problem) 
 	synced := true
 	for _, s := range l.sources {
 		s.inForce.Store(s.taken)
+		s.heard = s.whole || s.restored
 		synced = synced && s.whole
 	}
 	if batches == 0 && published.IsZero() && !news && synced == l.synced {

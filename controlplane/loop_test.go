@@ -452,8 +452,16 @@ func TestNeeds(t *testing.T) {
 		w, src := start(t, Config{OnNeeds: func(n []model.ServiceName) { got = append(got, n) }}, "local", "registry", "kube")
 		src[0].Replace(input.Batch{Workloads: map[string][]model.Workload{"c": {{Namespace: "shop", Name: "web-1", Account: "web", ContainerID: "c", SPIFFEID: "spiffe://td/x", Upstreams: []model.ServiceName{{Namespace: "pay", Name: "api"}}}}}})
 		w.settled()
+		others := make(chan error, 1)
+		go func() { others <- src[1].WaitForOthers(t.Context()) }()
+		synctest.Wait()
+		if len(others) > 0 {
+			t.Error("Kubernetes has not been heard")
+		}
 		src[2].Replace(batch(t, "service shop/cart 10.96.0.1\nservice shop/headless"))
-		w.settled()
+		if err := <-others; err != nil {
+			t.Error(err)
+		}
 		if len(got) != 2 || fmt.Sprint(got[1]) != "[pay/api shop/cart shop/web]" || w.target.count() != 0 {
 			t.Fatalf("%v", got)
 		}

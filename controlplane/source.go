@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,6 +44,7 @@ type Source struct {
 	taken    uint64    // how many of said are in known
 
 	inForce atomic.Uint64 // how many of said are in force
+	heard   bool          // whole or restored, as Loop.mu guards
 }
 
 // pending is what a source has said and the loop has not taken yet. Of a key only the
@@ -154,6 +156,14 @@ func (s *Source) Flush(ctx context.Context) error {
 	s.mu.Unlock()
 	s.loop.nudge()
 	return s.loop.wait(ctx, func() bool { return s.inForce.Load() >= want })
+}
+
+// WaitForOthers returns once every other source has said a whole state, now or before the
+// start, and Config.OnNeeds knows of it: what this source is to look for. The error is ctx's.
+func (s *Source) WaitForOthers(ctx context.Context) error {
+	return s.loop.wait(ctx, func() bool {
+		return !slices.ContainsFunc(s.loop.sources, func(o *Source) bool { return o != s && !o.heard })
+	})
 }
 
 // due is when what was said is to be taken; ok: something was.
