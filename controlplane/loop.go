@@ -142,7 +142,7 @@ func New(cfg Config) *Loop {
 // Run publishes what the sources say until ctx ends, and keeps the last good state; the
 // error is always nil. A loop without a source publishes nothing.
 func (l *Loop) Run(ctx context.Context) error {
-	l.restore()
+	restored := l.restore()
 	if l.cfg.OnSettings != nil {
 		l.cfg.OnSettings(l.settings)
 	}
@@ -156,7 +156,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	hold, kept := stopped(), stopped()
 	defer hold.Stop()
 	defer kept.Stop()
-	if l.carried.any() {
+	if restored {
 		l.step(time.Now())
 	}
 	for {

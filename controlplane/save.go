@@ -40,21 +40,21 @@ func (s *saved) problem(f *lastgood.File) model.Problem {
 	return model.Problem{}
 }
 
-// restore gives the sources what they said before the start.
-func (l *Loop) restore() {
+// restore gives the sources what they said before the start; some: there was something.
+func (l *Loop) restore() (some bool) {
 	if l.cfg.LastGood == nil {
-		return
+		return false
 	}
 	st, size, err := l.cfg.LastGood.Load(l.cfg.Node, l.cfg.Domain, l.cfg.TrustDomain)
 	switch {
 	case errors.Is(err, lastgood.ErrNone):
-		return
+		return false
 	case err != nil:
 		l.log.Warn("no last good state", "file", l.cfg.LastGood.Path(), "err", err)
 		l.mu.Lock()
 		l.saved.loadErr = err.Error()
 		l.mu.Unlock()
-		return
+		return false
 	}
 	l.own.Lock()
 	defer l.own.Unlock()
@@ -76,6 +76,7 @@ func (l *Loop) restore() {
 	l.mu.Lock()
 	l.saved.found, l.saved.bytes, l.restored = oldest, size, !oldest.IsZero()
 	l.mu.Unlock()
+	return !oldest.IsZero()
 }
 
 // whole is a source's part as a Batch.
