@@ -111,6 +111,7 @@ var places = []place{
 	{"dataplane/model/modeltest", beside, "meshes for tests"},
 	{"dataplane/snapshot/snapshottest", beside, "compares snapshots in tests"},
 	{"tproxy/netns/netnstest", beside, "namespaces for tests"},
+	{"controlplane/registrar/server/storetest", beside, "a registry for tests"},
 }
 
 // sideways are the imports allowed within a row: from, to, why.
