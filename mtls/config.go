@@ -65,8 +65,9 @@ func ClientConfig(c Client) *tls.Config {
 type Server struct {
 	Pod    string                 // container ID, for errors
 	SVID   func() *SVID           // the pod's current SVID, nil: none; asked at each handshake; required
-	Serves func(port uint16) bool // whether the pod serves the port; asked at each handshake; required. 0: no server name, only asked with Compat
+	Serves func(port uint16) bool // whether the pod serves the port; asked at each handshake; required unless Named. 0: no server name, only asked with Compat
 	Compat bool                   // tolerate Envoy-based sources: see ServerConfig
+	Named  bool                   // it is called by a name, as servers beside the traffic are: the server name is not looked at, nor Serves asked
 	Now    func() time.Time       // nil: time.Now
 }
 
@@ -132,6 +133,9 @@ func ServerConfig(s Server) *tls.Config {
 		svid := s.SVID()
 		if svid == nil {
 			return nil, &NoCertificate{Pod: s.Pod}
+		}
+		if s.Named {
+			return configFor(svid), nil
 		}
 		port, ok := ParseSNI(h.ServerName, s.Compat)
 		if !ok || !s.Serves(port) {

@@ -144,6 +144,8 @@ func TestHandshake(t *testing.T) {
 		{name: "unserved port", client: mtls.Client{SNI: "9090"}, serr: new(*mtls.UnknownSNI), remote: "unrecognized name"},
 		{name: "name for a port", client: mtls.Client{SNI: "8080.cart.t.aether.internal"}, serr: new(*mtls.UnknownSNI), remote: "unrecognized name"},
 		{name: "name for a port, compat", client: mtls.Client{SNI: "8080.cart.t.aether.internal"}, server: mtls.Server{Compat: true}, caller: "web", called: "cart"},
+		{name: "any name, named", client: mtls.Client{SNI: "aether-registrar.aether-system.svc"}, server: mtls.Server{Named: true}, caller: "web", called: "cart"},
+		{name: "client untrusted, named", client: mtls.Client{SVID: mix(issue(t, other, "web"), ca)}, server: mtls.Server{Named: true}, serr: new(*mtls.Untrusted), remote: "bad certificate"},
 		{name: "no SNI", cfg: func(c, s *tls.Config) { c.ServerName = "" }, serr: new(*mtls.UnknownSNI), remote: "unrecognized name"},
 		{name: "TLS 1.2", cfg: func(c, s *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, serr: new(error), remote: "protocol version"},
 		{name: "TLS 1.2, compat", server: mtls.Server{Compat: true}, cfg: func(c, s *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, caller: "web", called: "cart"},

@@ -276,9 +276,10 @@ func (s *Store) write(ctx context.Context, service model.ServiceName, ip string,
 	for _, r := range rows {
 		set[keyOf(r)] = true
 	}
-	for k := range s.rows {
-		if k.region == s.region && k.cluster == s.cluster && k.service == service && k.ip == ip && !set[k] {
-			rows = append(rows, registry.Row{Region: k.region, Cluster: k.cluster, Service: k.service, Protocol: k.protocol, IP: k.ip})
+	for p := range registrypb.Service_Protocol_name {
+		r := registry.Row{Region: s.region, Cluster: s.cluster, Service: service, Protocol: registrypb.Service_Protocol(p), IP: ip}
+		if _, there := s.rows[keyOf(r)]; there && !set[keyOf(r)] {
+			rows = append(rows, r)
 		}
 	}
 	s.writes++

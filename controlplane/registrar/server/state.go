@@ -1,0 +1,241 @@
+package server
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"maps"
+	"math/bits"
+	"slices"
+	"unique"
+
+	"google.golang.org/grpc/mem"
+)
+
+// rowKey is where a row of a service stands.
+type rowKey struct {
+	ip              string
+	region, cluster string // the partition
+	protocol        protocol
+}
+
+func (k rowKey) compare(o rowKey) int {
+	return cmp.Or(cmp.Compare(k.ip, o.ip), cmp.Compare(k.region, o.region), cmp.Compare(k.cluster, o.cluster), cmp.Compare(k.protocol, o.protocol))
+}
+
+// row is one row, encoded. Immutable: watchers, states and queues share it.
+type row struct {
+	rowKey
+	body     mem.Buffer // the service's and the endpoint's field of an event
+	endpoint []byte     // of body: the endpoint alone
+	sum      digest     // of all that it says
+}
+
+// change is a row that is there now, or, if row is nil, is not any more.
+type change struct {
+	key rowKey
+	row *row
+}
+
+// service is a service that has rows, and so stands in the catalog.
+type service struct {
+	rows []*row // ascending by key; replaced as a whole, so that readers may keep it
+	sum  digest // of rows
+	name digest // its own, in the catalog's
+	body mem.Buffer
+}
+
+// state is the snapshot: what the store says, with writes that wait for it in its
+// place. It is guarded by Server.mu, but the rows of a service may be read without.
+type state struct {
+	services map[string]*service
+	rows     int
+	sum      digest // of all rows
+	catalog  digest // of all names
+	version  uint64 // grows with every change; for people
+	names    []mem.Buffer
+}
+
+func newState() state { return state{services: map[string]*service{}} }
+
+// catalogBodies are the SERVICE_ADDED of all names. The slice must not be changed.
+func (st *state) catalogBodies() []mem.Buffer {
+	if st.names == nil {
+		st.names = make([]mem.Buffer, 0, len(st.services))
+		for _, n := range slices.Sorted(maps.Keys(st.services)) {
+			st.names = append(st.names, st.services[n].body)
+		}
+	}
+	return st.names
+}
+
+// news is what set changed.
+type news struct {
+	service string
+	rows    []event // in the order of rows
+	sum     digest  // what rows adds to the digest of those who see the service
+	catalog *event  // the service came or went
+	name    digest  // what catalog adds to everybody's digest
+}
+
+func (n *news) empty() bool { return len(n.rows) == 0 }
+
+// set replaces the rows of a service, which must be ascending and each key once.
+// What has not changed stays the same object, so that nothing is kept twice.
+func (st *state) set(name string, rows []*row) news {
+	n := news{service: name}
+	s := st.services[name]
+	var old []*row
+	if s != nil {
+		old = s.rows
+	}
+	i := 0
+	for j, r := range rows {
+		if i < len(old) && old[i] == r {
+			i++
+			continue
+		}
+		for i < len(old) && old[i].compare(r.rowKey) < 0 {
+			n.remove(old[i])
+			i++
+		}
+		switch {
+		case i == len(old) || old[i].compare(r.rowKey) != 0:
+			n.put(endpointAdded, r)
+		case old[i].sum == r.sum:
+			rows[j] = old[i]
+			i++
+		default:
+			n.sum = n.sum.minus(old[i].sum)
+			n.put(endpointUpdated, r)
+			i++
+		}
+	}
+	for ; i < len(old); i++ {
+		n.remove(old[i])
+	}
+	if n.empty() {
+		return n
+	}
+	switch {
+	case s == nil:
+		s = &service{name: sumOf("catalog", name), body: mem.SliceBuffer(serviceField(name))}
+		st.services[name] = s
+		n.catalog, n.name = &event{typ: serviceAdded, key: eventKey{service: name}, body: s.body}, s.name
+	case len(rows) == 0:
+		delete(st.services, name)
+		n.catalog, n.name = &event{typ: serviceRemoved, key: eventKey{service: name}, body: s.body}, digest{}.minus(s.name)
+	}
+	if n.catalog != nil {
+		st.names = nil
+		st.catalog = st.catalog.plus(n.name)
+	}
+	s.rows, s.sum = rows, s.sum.plus(n.sum)
+	st.rows += len(rows) - len(old)
+	st.sum = st.sum.plus(n.sum)
+	st.version++
+	return n
+}
+
+func (n *news) put(t eventType, r *row) {
+	n.sum = n.sum.plus(r.sum)
+	n.rows = append(n.rows, event{typ: t, key: eventKey{n.service, r.rowKey}, body: r.body})
+}
+
+func (n *news) remove(r *row) {
+	n.sum = n.sum.minus(r.sum)
+	n.rows = append(n.rows, event{typ: endpointRemoved, key: eventKey{n.service, r.rowKey}, body: removal(n.service, r.rowKey)})
+}
+
+// rowsOf are the rows of a service; nil: it is not there.
+func (st *state) rowsOf(name string) []*row {
+	if s := st.services[name]; s != nil {
+		return s.rows
+	}
+	return nil
+}
+
+// merged are rows with changes made: of several to one key the last counts.
+func merged(rows []*row, changes []change) []*row {
+	slices.SortStableFunc(changes, func(a, b change) int { return a.key.compare(b.key) })
+	out := make([]*row, 0, len(rows)+len(changes))
+	i := 0
+	for j, c := range changes {
+		if j+1 < len(changes) && changes[j+1].key == c.key {
+			continue
+		}
+		for i < len(rows) && rows[i].compare(c.key) < 0 {
+			out = append(out, rows[i])
+			i++
+		}
+		if i < len(rows) && rows[i].rowKey == c.key {
+			i++
+		}
+		if c.row != nil {
+			out = append(out, c.row)
+		}
+	}
+	return append(out, rows[i:]...)
+}
+
+// pod are the bounds in rows of what one address has in a partition.
+func pod(rows []*row, region, cluster, ip string) (from, to int) {
+	at := func(p protocol) int {
+		i, _ := slices.BinarySearchFunc(rows, rowKey{ip, region, cluster, p}, func(r *row, k rowKey) int { return r.compare(k) })
+		return i
+	}
+	from = at(0)
+	for to = from; to < len(rows) && rows[to].ip == ip && rows[to].region == region && rows[to].cluster == cluster; to++ {
+	}
+	return from, to
+}
+
+// withPod are rows with those of one address in a partition replaced.
+func withPod(rows []*row, region, cluster, ip string, by []*row) []*row {
+	from, to := pod(rows, region, cluster, ip)
+	return slices.Concat(rows[:from], by, rows[to:])
+}
+
+// same reports whether two lists of rows say the same.
+func same(a, b []*row) bool {
+	return slices.EqualFunc(a, b, func(a, b *row) bool { return a == b || a.rowKey == b.rowKey && a.sum == b.sum })
+}
+
+// digest stands for a set of things: it is the sum of those of its members, so it
+// follows every change without a look at the rest. Equal digests mean equal sets,
+// but for a chance of 2^-128; whoever may write rows could search for two sets that
+// collide, and has easier ways to mislead.
+type digest struct{ hi, lo uint64 }
+
+func (d digest) plus(o digest) digest {
+	lo, carry := bits.Add64(d.lo, o.lo, 0)
+	hi, _ := bits.Add64(d.hi, o.hi, carry)
+	return digest{hi, lo}
+}
+
+func (d digest) minus(o digest) digest {
+	lo, borrow := bits.Sub64(d.lo, o.lo, 0)
+	hi, _ := bits.Sub64(d.hi, o.hi, borrow)
+	return digest{hi, lo}
+}
+
+func (d digest) String() string {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:], d.hi)
+	binary.BigEndian.PutUint64(b[8:], d.lo)
+	return hex.EncodeToString(b[:])
+}
+
+// sumOf is the digest of one thing, which parts tell apart from all others.
+func sumOf(parts ...string) digest {
+	var b []byte
+	for _, p := range parts {
+		b = binary.AppendUvarint(b, uint64(len(p)))
+		b = append(b, p...)
+	}
+	h := sha256.Sum256(b)
+	return digest{binary.BigEndian.Uint64(h[:]), binary.BigEndian.Uint64(h[8:])}
+}
+
+func intern(s string) string { return unique.Make(s).Value() }

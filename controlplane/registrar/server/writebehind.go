@@ -1,0 +1,289 @@
+package server
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"aether/controlplane/registry"
+	"aether/controlplane/registrypb"
+	"aether/dataplane/model"
+)
+
+// Bounds of the writes behind (contract 9.7).
+const (
+	// maxPending are pods whose row the store has not shown as it was written; further
+	// ones are refused.
+	maxPending = 32768
+	// maxWrites are under way at once.
+	maxWrites = 16
+	// writeTick is how often what is to be written again is looked for. New writes do
+	// not wait for it.
+	writeTick = 500 * time.Millisecond
+	// writeTime is how long one write may take.
+	writeTime = 5 * time.Second
+	// minBackoff and maxBackoff are between two tries of one write.
+	minBackoff = time.Second
+	maxBackoff = 30 * time.Second
+	// dropTime: a write that has not succeeded for so long is given up.
+	dropTime = 5 * time.Minute
+	// confirmTime is how long after a write the store may take to show it while it is
+	// followed; then what it shows is believed: somebody else has written since, or
+	// there was nothing to remove.
+	confirmTime = 5 * time.Second
+	// flushTime is for what is owed when the server ends.
+	flushTime = 5 * time.Second
+)
+
+// podKey is what is written as one: the rows of a pod in the own partition.
+type podKey struct{ service, ip string }
+
+// pending is a write that the store has not shown yet. It is guarded by Server.mu.
+type pending struct {
+	name     model.ServiceName
+	endpoint *registrypb.ServiceEndpoint // nil: it is to be removed
+	rows     []*row                      // what the snapshot says of the pod meanwhile; nil: nothing
+	stored   []*row                      // what the store says of it
+
+	gen     uint64 // grows when endpoint changes
+	since   time.Time
+	due     time.Time // not to be tried before
+	backoff time.Duration
+	queued  bool      // it stands in Server.ready
+	writing bool      // a write is under way
+	written time.Time // when endpoint was written; zero: it has not been
+	heard   bool      // the store has said something of the pod since that write began
+}
+
+// shown reports whether the store has shown what was written.
+func (p *pending) shown() bool {
+	return !p.written.IsZero() && p.heard && same(p.stored, p.rows)
+}
+
+func (s *Server) register(service model.ServiceName, e *registrypb.ServiceEndpoint) error {
+	e = proto.CloneOf(e) // gRPC's message is nobody else's, but a caller in process has its own
+	var rows []*row
+	for _, p := range registry.Protocols(e) {
+		r, err := encodeIn(service.String(), s.cfg.Region, s.cfg.Cluster, p, e.GetIp(), e)
+		if err != nil {
+			return status.Errorf(codes.InvalidArgument, "row %s of service %s: %v", e.GetIp(), service, err)
+		}
+		rows = append(rows, r)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.roomLocked(service, e.GetIp()) {
+		return s.errFull()
+	}
+	s.enqueueLocked(service, e.GetIp(), e, rows)
+	return nil
+}
+
+func (s *Server) unregister(service model.ServiceName, ips []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.roomLocked(service, ips...) {
+		return s.errFull()
+	}
+	for _, ip := range ips {
+		s.enqueueLocked(service, ip, nil, nil)
+	}
+	return nil
+}
+
+// roomLocked reports whether writes of all of these may wait.
+func (s *Server) roomLocked(service model.ServiceName, ips ...string) bool {
+	n := len(s.pending)
+	for _, ip := range ips {
+		if s.pending[podKey{service.String(), ip}] == nil {
+			n++
+		}
+	}
+	return n <= s.maxPending
+}
+
+func (s *Server) errFull() error {
+	s.full.Inc()
+	return status.Errorf(codes.ResourceExhausted, "%d writes wait for the store already: try again once it takes them", s.maxPending)
+}
+
+// enqueueLocked puts rows into the snapshot at once, and the write on its way.
+func (s *Server) enqueueLocked(service model.ServiceName, ip string, e *registrypb.ServiceEndpoint, rows []*row) {
+	k := podKey{service.String(), ip}
+	now := s.state.rowsOf(k.service)
+	p := s.pending[k]
+	if p == nil {
+		from, to := pod(now, s.cfg.Region, s.cfg.Cluster, ip)
+		p = &pending{name: service, stored: now[from:to:to]}
+		s.pending[k] = p
+	} else if p.written.IsZero() && (p.endpoint == nil) == (e == nil) && same(p.rows, rows) {
+		return // it is on its way
+	}
+	p.endpoint, p.rows = e, rows
+	p.gen++
+	p.since, p.due, p.backoff, p.written = time.Now(), time.Time{}, 0, time.Time{}
+	s.readyLocked(k, p)
+	s.setLocked(k.service, withPod(now, s.cfg.Region, s.cfg.Cluster, ip, rows))
+}
+
+func (s *Server) readyLocked(k podKey, p *pending) {
+	if p.queued || p.writing {
+		return // whoever writes looks again when it has
+	}
+	p.queued = true
+	s.ready = append(s.ready, k)
+	s.poke()
+}
+
+func (s *Server) poke() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// releaseLocked ends a write: from here on the store is believed again.
+func (s *Server) releaseLocked(k podKey, p *pending) {
+	delete(s.pending, k)
+	s.setLocked(k.service, withPod(s.state.rowsOf(k.service), s.cfg.Region, s.cfg.Cluster, k.ip, p.stored))
+}
+
+// writeBehind writes until ctx ends, and then, within hard and flushTime, what is owed.
+func (s *Server) writeBehind(ctx, hard context.Context) {
+	tick := time.NewTicker(writeTick)
+	defer tick.Stop()
+	defer s.writers.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			s.flush(hard)
+			return
+		case <-s.kick:
+		case now := <-tick.C:
+			s.sweep(now)
+		}
+		s.startWrites(hard)
+	}
+}
+
+// sweep looks after what waits: due again, given up, or never shown.
+func (s *Server) sweep(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, p := range s.pending {
+		switch {
+		case p.writing:
+		case !p.written.IsZero():
+			if now.Sub(p.written) >= s.confirmTime && s.storeErr == nil {
+				s.unconfirmed.Inc()
+				s.releaseLocked(k, p)
+			}
+		case now.Sub(p.since) >= dropTime:
+			s.dropped.Inc()
+			s.quiet.Warn("drop", "a registration was not taken by the store for "+dropTime.String()+" and is given up: the node registers again", "service", k.service, "ip", k.ip)
+			s.releaseLocked(k, p)
+		case !p.queued && !now.Before(p.due):
+			s.readyLocked(k, p)
+		}
+	}
+}
+
+// startWrites begins as many writes as there is room for.
+func (s *Server) startWrites(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.inflight < maxWrites && len(s.ready) > 0 {
+		k := s.ready[0]
+		s.ready = s.ready[1:]
+		p := s.pending[k]
+		if p == nil || !p.queued {
+			continue // given up meanwhile
+		}
+		p.queued, p.writing, p.heard = false, true, false
+		s.inflight++
+		e, gen := p.endpoint, p.gen
+		s.writers.Go(func() {
+			ctx, stop := context.WithTimeout(ctx, writeTime)
+			defer stop()
+			var err error
+			if e != nil {
+				err = s.cfg.Store.Put(ctx, p.name, e)
+			} else {
+				err = s.cfg.Store.Delete(ctx, p.name, k.ip)
+			}
+			s.wrote(k, p, gen, err)
+		})
+	}
+}
+
+// wrote takes how a write ended.
+func (s *Server) wrote(k podKey, p *pending, gen uint64, err error) {
+	if err != nil {
+		s.writeErrors.Inc()
+		s.quiet.Warn("write", "the store does not take a registration: it is tried again", "service", k.service, "ip", k.ip, "err", err)
+	} else {
+		s.writes.Inc()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inflight--
+	p.writing = false
+	now := time.Now()
+	switch {
+	case p.gen != gen:
+		s.readyLocked(k, p)
+	case err == nil:
+		p.written = now
+		if p.shown() {
+			s.releaseLocked(k, p)
+		}
+	default:
+		p.backoff = min(max(2*p.backoff, minBackoff), maxBackoff)
+		p.due = now.Add(p.backoff - rand.N(p.backoff/4))
+	}
+	s.poke() // there is room for another
+}
+
+// flush writes what is owed to the store before the server ends.
+func (s *Server) flush(ctx context.Context) {
+	ctx, stop := context.WithTimeout(ctx, flushTime)
+	defer stop()
+	s.mu.Lock()
+	for k, p := range s.pending {
+		if p.written.IsZero() {
+			s.readyLocked(k, p)
+		}
+	}
+	s.mu.Unlock()
+	for {
+		s.startWrites(ctx)
+		s.mu.Lock()
+		idle := s.inflight == 0 && len(s.ready) == 0
+		s.mu.Unlock()
+		if idle || ctx.Err() != nil {
+			break
+		}
+		select {
+		case <-s.kick:
+		case <-ctx.Done():
+		}
+	}
+	stop()
+	s.writers.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	owed := 0
+	for _, p := range s.pending {
+		if p.written.IsZero() {
+			owed++
+		}
+	}
+	if owed > 0 {
+		s.dropped.Add(uint64(owed))
+		s.log.Warn("registrations that the store has not taken end with this registrar: nodes register again", "number", owed)
+	}
+}
