@@ -25,6 +25,9 @@ type Config struct {
 	// Pods fills source_pod, or destination_pod, of aether_requests_total with the pod's
 	// own name: a series for each pod (contract 14.1, emitStatsPod).
 	Pods bool
+	// Bare leaves out the families of requests and connections: for a process that
+	// carries no traffic.
+	Bare bool
 }
 
 // Metrics is a journal.Observer. Safe for concurrent use. What else is to be counted:
@@ -43,8 +46,11 @@ type Metrics struct {
 func New(c Config) *Metrics {
 	m := &Metrics{reg: prometheus.NewRegistry()}
 	m.SetPods(c.Pods)
-	m.reg.MustRegister(&m.counts, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	registerRuntime(m.reg)
+	if !c.Bare {
+		m.reg.MustRegister(&m.counts)
+	}
 	return m
 }
 

@@ -14,22 +14,21 @@ type counters struct {
 	writes, writeErrors        telemetry.Counter
 	dropped, full, unconfirmed telemetry.Counter
 	denied                     telemetry.Counter
-	refused                    [len(rowFaults)]telemetry.Counter
+	refused                    map[registry.Fault]*telemetry.Counter
 }
 
-// rowFaults are the reasons for which a registration is refused.
-var rowFaults = [...]string{
-	string(registry.BadAddress), string(registry.NoCluster), string(registry.NoPorts), string(registry.BadPort), string(registry.Unclassed),
-	string(registry.Undeclared), string(registry.UnknownClass), string(registry.BadIdentity), "bad_service", "too_large", "other",
-}
+// The faults of a registration beyond its row's.
+const (
+	badService registry.Fault = "bad_service" // its name is none
+	tooLarge   registry.Fault = "too_large"
+)
 
-func (s *Server) refusedRow(why string) {
-	for i, f := range rowFaults {
-		if f == why || i == len(rowFaults)-1 {
-			s.refused[i].Inc()
-			return
-		}
+func newRefused() map[registry.Fault]*telemetry.Counter {
+	m := map[registry.Fault]*telemetry.Counter{}
+	for _, f := range append(registry.Faults(), badService, tooLarge) {
+		m[f] = new(telemetry.Counter)
 	}
+	return m
 }
 
 // Register makes the server's gauges and counters known to m (contract 14.4). Call it once.
@@ -67,8 +66,8 @@ func (s *Server) Register(m *telemetry.Metrics) {
 	m.Count("aether_registrar_writebehind_refused_total", "Registrations refused because too many writes wait.", &s.full)
 	m.Count("aether_registrar_writebehind_unconfirmed_total", "Writes that the store took and did not show.", &s.unconfirmed)
 	m.Count("aether_registrar_denied_total", "Calls of peers that may not change rows.", &s.denied)
-	for i, why := range rowFaults {
-		m.Count("aether_registrar_rows_refused_total", "Registrations refused, by what is wrong with the row.", &s.refused[i], "reason", why)
+	for why, n := range s.refused {
+		m.Count("aether_registrar_rows_refused_total", "Registrations refused, by what is wrong with the row.", n, "reason", string(why))
 	}
 }
 

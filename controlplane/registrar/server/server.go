@@ -60,7 +60,7 @@ const (
 	maxHeaderBytes  = 16 << 10
 	handshakeTime   = 10 * time.Second
 	// syncTime is how long a call waits for the store's first state; then it is to try another replica.
-	syncTime = 10 * time.Second
+	syncTime = 5 * time.Second
 	// pingAfter and pingTime find peers that are gone.
 	pingAfter = 30 * time.Second
 	pingTime  = 10 * time.Second
@@ -146,7 +146,7 @@ func New(c Config) *Server {
 	c.Drain = cmp.Or(c.Drain, 5*time.Second)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return &Server{
-		cfg: c, log: c.Log, quiet: telemetry.NewQuiet(c.Log, quietTime, nil), state: newState(),
+		cfg: c, log: c.Log, quiet: telemetry.NewQuiet(c.Log, quietTime, nil), counters: counters{refused: newRefused()}, state: newState(),
 		synced: make(chan struct{}), leaving: make(chan struct{}), kick: make(chan struct{}, 1),
 		watchers: map[*watcher]bool{}, unscoped: map[*watcher]bool{}, scoped: map[string]map[*watcher]struct{}{},
 		named: map[watchName]*watcher{}, pending: map[podKey]*pending{}, changed: map[chan<- struct{}]struct{}{},
@@ -713,15 +713,15 @@ func (s *Server) RegisterEndpoint(ctx context.Context, req *registrypb.RegisterE
 	}
 	service, err := registry.ParseService(req.GetServiceName())
 	if err != nil {
-		s.refusedRow("bad_service")
+		s.refused[badService].Inc()
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if fault, why := registry.RowFault(req.GetEndpoint()); fault != registry.NoFault {
-		s.refusedRow(string(fault))
+		s.refused[fault].Inc()
 		return nil, status.Errorf(codes.InvalidArgument, "row %s of service %s: %s", req.GetEndpoint().GetIp(), service, why)
 	}
 	if n := proto.Size(req.GetEndpoint()); n > maxRowBytes {
-		s.refusedRow("too_large")
+		s.refused[tooLarge].Inc()
 		return nil, status.Errorf(codes.InvalidArgument, "row %s of service %s has %d bytes, more than %d: give it less metadata", req.GetEndpoint().GetIp(), service, n, maxRowBytes)
 	}
 	if s.cfg.Derived {
