@@ -106,6 +106,7 @@ var places = []place{
 	{"e2e/peer", beside, "tests against other proxies"},
 	{"e2e/ambiguity", beside, "tests that hold ambiguous requests against other proxies"},
 	{"e2e/etcdtest", beside, "real etcd for tests"},
+	{"e2e/registrar", beside, "tests of registrars over real etcd"},
 	{"e2e/cluster", beside, "tests in a real cluster"},
 	{"sniff/replay", beside, "captures through sniff; keeps gopacket out of the proxy"},
 	{"dataplane/model/modeltest", beside, "meshes for tests"},
