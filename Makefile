@@ -108,6 +108,10 @@ bench-full: setup ## The same with more and longer rounds (root)
 bench-fairness: setup ## Show what a neighbour notices of a pod that does its worst (root)
 	go test -run '^$$' -bench . -benchtime 1x -timeout 10m ./bench/fairness
 
+.PHONY: bench-registrar
+bench-registrar: ## Measure the registrar: 3,000 services, 100,000 endpoints, 1,000 nodes
+	AETHER_BENCH_FULL=1 go test -run '^$$' -bench . -benchtime 1x -timeout 20m ./bench/registrar
+
 .PHONY: clean
 clean: ## Remove what was built
 	rm -rf bin

@@ -91,6 +91,7 @@ var places = []place{
 	{"", beside, "bench_test.go, so that `go test -bench ./bench` works"},
 	{"bench", beside, "measures"},
 	{"bench/load", beside, "makes load for bench"},
+	{"bench/registrar", beside, "measures the registrar with a fleet of nodes"},
 	{"bench/fairness", beside, "measures a pod's neighbour, on the rig"},
 	{"bench/soak", beside, "holds two ways of waiting against each other, on the rig"},
 	{"e2e/presubmit", beside, "this test"},

@@ -58,12 +58,12 @@ const (
 	maxIPs          = 1024  // that one UnregisterEndpoint names
 	maxName         = 253   // bytes of cluster, node and instance
 	maxHeaderBytes  = 16 << 10
-	handshakeTime   = 10 * time.Second
+	handshakeTime   = 30 * time.Second // many nodes come at once when a replica has gone
 	// syncTime is how long a call waits for the store's first state; then it is to try another replica.
 	syncTime = 5 * time.Second
 	// pingAfter and pingTime find peers that are gone.
 	pingAfter = 30 * time.Second
-	pingTime  = 10 * time.Second
+	pingTime  = 20 * time.Second
 	// pingMin is how often a peer may ask whether we live.
 	pingMin = 5 * time.Second
 	// readBuffer and writeBuffer of a connection: there are many, and most are idle.
