@@ -61,6 +61,7 @@ func sizes() size {
 const (
 	fleetEnv = "AETHER_BENCH_FLEET" // set in the process of the nodes
 	patience = 5 * time.Minute
+	window   = 1 << 20 // as the nodes' client has it
 )
 
 func TestMain(m *testing.M) {
@@ -517,6 +518,7 @@ func (j *job) credentials() (credentials.TransportCredentials, error) {
 
 func (j *job) dial(creds credentials.TransportCredentials) (*grpc.ClientConn, error) {
 	return grpc.NewClient(j.Addr, grpc.WithTransportCredentials(creds), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{})),
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(2*window), // and so no ping after every event
 		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(1<<10), grpc.WithSharedWriteBuffer(true))
 }
 
