@@ -26,6 +26,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -599,14 +600,13 @@ func (s *Server) join(w *watcher, last string) (*first, error) {
 	return begin, nil
 }
 
-// seenLocked is the digest of what a watcher with this filter is told. The filter is
-// part of it: who comes back with another one is told everything.
+// seenLocked is the digest of what a watcher with this filter is told. The filter
+// itself is no part of it: where two let the same rows through, neither has more.
 func (s *Server) seenLocked(all bool, filter []string) digest {
 	d := s.state.catalog
 	if all {
-		return d.plus(sumOf("all")).plus(s.state.sum)
+		return d.plus(s.state.sum)
 	}
-	d = d.plus(sumOf(append([]string{"filter"}, filter...)...))
 	for _, name := range filter {
 		if sv := s.state.services[name]; sv != nil {
 			d = d.plus(sv.sum)
@@ -744,6 +744,11 @@ func (s *Server) UnregisterEndpoint(ctx context.Context, req *registrypb.Unregis
 	}
 	if n := len(req.GetIps()); n > maxIPs {
 		return nil, status.Errorf(codes.InvalidArgument, "%d addresses are more than %d: send several requests", n, maxIPs)
+	}
+	for _, ip := range req.GetIps() {
+		if _, err := netip.ParseAddr(ip); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "ip %.64q is no address of a pod", ip)
+		}
 	}
 	if s.cfg.Derived {
 		return &registrypb.UnregisterEndpointResponse{}, nil
