@@ -519,7 +519,7 @@ func (j *job) credentials() (credentials.TransportCredentials, error) {
 func (j *job) dial(creds credentials.TransportCredentials) (*grpc.ClientConn, error) {
 	return grpc.NewClient(j.Addr, grpc.WithTransportCredentials(creds), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{})),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(2*window), // and so no ping after every event
-		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(1<<10), grpc.WithSharedWriteBuffer(true))
+		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(1<<10))
 }
 
 // raw is a message that nobody has decoded.
