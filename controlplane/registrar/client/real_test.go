@@ -1,0 +1,83 @@
+package client_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+
+	"aether/controlplane/registrar/client"
+	"aether/controlplane/registrar/server"
+	"aether/controlplane/registrar/server/storetest"
+	"aether/controlplane/registrypb"
+	"aether/dataplane/model"
+)
+
+// TestRealRegistrar: against the registrar itself, two replicas over one store: scope, cold names, a replica that
+// leaves, one that comes back at the same address.
+func TestRealRegistrar(t *testing.T) {
+	store := storetest.New("local", "c1")
+	http := map[uint32]registrypb.PortProtocol{8080: registrypb.PortProtocol_PORT_PROTOCOL_HTTP, 9000: registrypb.PortProtocol_PORT_PROTOCOL_TCP}
+	set := func(service, ip string) {
+		store.Set(storetest.Rows("local", "c1", name(service), storetest.Endpoint(ip, "n1", http))...)
+	}
+	for i := range 20 {
+		for j := range 5 {
+			set(fmt.Sprintf("shop/s%d", i), fmt.Sprintf("10.0.%d.%d", i, j+1))
+		}
+	}
+	serve := func(addr string) (string, func()) {
+		ln, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(context.Background())
+		s := server.New(server.Config{Store: store, Region: "local", Cluster: "c1", Drain: -1})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := s.Run(ctx, ln); err != nil {
+				t.Error(err)
+			}
+		})
+		end := sync.OnceFunc(func() { stop(); wg.Wait() })
+		t.Cleanup(end)
+		return ln.Addr().String(), end
+	}
+	one, endOne := serve("127.0.0.1:0")
+	two, endTwo := serve("127.0.0.1:0")
+	n := startNode(t, client.Config{Targets: []string{one, two}})
+	defer n.end()
+	whole := startNode(t, client.Config{Targets: []string{one, two}, Whole: true})
+	defer whole.end()
+	n.SetDeclared([]model.ServiceName{name("shop/s1"), name("shop/s2")})
+	rows := func(n *node, service string, want int) func() bool {
+		return func() bool { return len(n.heard.of(name(service))) == want }
+	}
+	until(t, "the scope", rows(n, "shop/s2", 5))
+	until(t, "everything", rows(whole, "shop/s19", 5))
+	if !n.heard.cold(name("shop/s7")) || len(n.heard.of(name("shop/s7"))) != 0 {
+		t.Error("s7 is here")
+	}
+	if n.Want(name("shop/s7")) != client.Coming || n.Want(name("shop/none")) != client.NoSuchName {
+		t.Error("what is known of names is wrong")
+	}
+	until(t, "a cold service", rows(n, "shop/s7", 5))
+	for _, turn := range []struct {
+		addr string
+		end  func()
+	}{{one, endOne}, {two, endTwo}} {
+		turn.end()
+		set("shop/s7", "10.9.9."+turn.addr[len(turn.addr)-1:])
+		before := len(n.heard.of(name("shop/s7")))
+		until(t, "a change over whoever is left", func() bool { return len(n.heard.of(name("shop/s7"))) >= min(before, 6) && n.heard.status().Connected })
+		_, end := serve(turn.addr)
+		defer end()
+	}
+	set("shop/new", "10.8.8.8")
+	until(t, "a new service", rows(whole, "shop/new", 1))
+	until(t, "its name", func() bool { return n.heard.cold(name("shop/new")) })
+	if n.heard.replaces != 1 || whole.heard.replaces != 1 {
+		t.Error("more than one whole state")
+	}
+}
