@@ -643,7 +643,8 @@ func (s *Server) partLocked(w *watcher, why *status.Status) {
 }
 
 // ListAllEndpoints is contract 9.7: of each service the rows that serve a port of
-// this class; of no class: each pod once.
+// this class; of no class: each pod once. With a node's name, which is ours: of its
+// pods alone.
 func (s *Server) ListAllEndpoints(ctx context.Context, req *registrypb.ListAllEndpointsRequest) (*registrypb.ListAllEndpointsResponse, error) {
 	if _, err := s.peer(ctx); err != nil {
 		return nil, err
@@ -665,6 +666,8 @@ func (s *Server) ListAllEndpoints(ctx context.Context, req *registrypb.ListAllEn
 		var list []byte
 		for i, r := range rows {
 			switch {
+			case req.GetNodeName() != "" && r.node != req.GetNodeName():
+				continue
 			case req.GetProtocol() == registrypb.Service_PROTOCOL_UNSPECIFIED:
 				if i > 0 && rows[i-1].ip == r.ip && rows[i-1].region == r.region && rows[i-1].cluster == r.cluster {
 					continue

@@ -896,6 +896,12 @@ func TestLists(t *testing.T) {
 		}
 	}
 
+	for node, want := range map[string]int{"node-a": 2, "node-b": 0} {
+		got, err := c.ListAllEndpoints(t.Context(), &registrypb.ListAllEndpointsRequest{Protocol: registrypb.Service_PROTOCOL_HTTP, NodeName: node})
+		if err != nil || len(got.GetServices()) != want {
+			t.Errorf("rows of %s: %v, %v; want those of %d services", node, got, err, want)
+		}
+	}
 	if got, err := c.ListAllConfig(t.Context(), &registrypb.ListAllConfigRequest{}); err != nil || len(got.GetProjections()) != 0 {
 		t.Errorf("of a store without configuration: %v, %v", got, err)
 	}

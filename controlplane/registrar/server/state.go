@@ -30,6 +30,7 @@ type row struct {
 	body     mem.Buffer // the service's and the endpoint's field of an event
 	endpoint []byte     // of body: the endpoint alone
 	sum      digest     // of all that it says
+	node     string     // of the pod; empty: not said
 }
 
 // change is a row that is there now, or, if row is nil, is not any more.

@@ -123,7 +123,7 @@ func encodeIn(service, region, cluster string, p protocol, ip string, e *registr
 	if err != nil {
 		return nil, err
 	}
-	out := &row{rowKey: rowKey{ip, intern(region), intern(cluster), p}, body: mem.SliceBuffer(b), endpoint: b[at:]}
+	out := &row{rowKey: rowKey{ip, intern(region), intern(cluster), p}, body: mem.SliceBuffer(b), endpoint: b[at:], node: intern(e.GetKubernetesMetadata().GetNodeName())}
 	out.sum = sumOf(service, out.region, out.cluster, out.protocol.String(), out.ip, string(out.endpoint))
 	return out, nil
 }
