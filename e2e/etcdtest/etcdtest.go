@@ -65,7 +65,7 @@ func Cluster(t testing.TB, n int) []*Server {
 // ClusterWith starts n servers that are members of one cluster.
 func ClusterWith(t testing.TB, n int, o Options) []*Server {
 	t.Helper()
-	bin, err := binary(t.Context())
+	bin, err := Tool.Build(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
