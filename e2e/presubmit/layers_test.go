@@ -58,6 +58,7 @@ var places = []place{
 	{"dataplane/engine", 5, "drives codecs and exchanges on a loop"},
 	{"dataplane/extauthz", 5, "asks the authorization service while requests are parked"},
 	{"dataplane/relay", 5, "copies bytes between connections"},
+	{"controlplane/kube/follow", 5, "what there is of a kind of Kubernetes' objects, and what becomes of it"},
 	{"meshhop", 5, "mTLS sessions and their pools"},
 	{"quic", 5, "the QUIC hop"},
 	{"tproxy/apply", 5, "puts rules into the kernel"},
@@ -71,6 +72,8 @@ var places = []place{
 	{"controlplane/gamma", 6, "a source of the model"},
 	{"controlplane/lastgood", 6, "the last good state, on disk"},
 	{"controlplane/meshdns", 6, "names of the mesh"},
+	{"controlplane/kubestore", 6, "the registry's rows, derived from pods and nodes"},
+	{"controlplane/registrar/services", 6, "Services out of rows"},
 	{"controlplane/registrar/client", 6, "a source of the model"},
 	{"controlplane/registrar/server", 6, "endpoints in, Services out"},
 	{"controlplane/registrar/register", 6, "the node's own endpoints, told to a registrar"},
@@ -109,6 +112,9 @@ var places = []place{
 	{"e2e/etcdtest", beside, "real etcd for tests"},
 	{"e2e/registrar", beside, "tests of registrars over real etcd"},
 	{"e2e/cluster", beside, "tests in a real cluster"},
+	{"e2e/cluster/apiserver", beside, "real API servers for tests"},
+	{"e2e/tool", beside, "builds what tests run from modules that pin it"},
+	{"e2e/prebuild", beside, "builds it ahead"},
 	{"sniff/replay", beside, "captures through sniff; keeps gopacket out of the proxy"},
 	{"dataplane/model/modeltest", beside, "meshes for tests"},
 	{"dataplane/snapshot/snapshottest", beside, "compares snapshots in tests"},
@@ -137,9 +143,9 @@ var only = []struct {
 	in   []string // packages, or what is below them
 	why  string
 }{
-	{"k8s.io/client-go", []string{"controlplane/kube", "controlplane/gamma", "controlplane/registrar/server", "cni/server"},
+	{"k8s.io/client-go", []string{"controlplane/kube", "controlplane/gamma", "controlplane/kubestore", "controlplane/registrar/server", "controlplane/registrar/services", "cni/server"},
 		"the Kubernetes client is big, and its world should end at the sources"},
-	{"k8s.io", []string{"controlplane/kube", "controlplane/gamma", "controlplane/registrar/server", "cni/server", "controlplane/file", "controlplane/compile"},
+	{"k8s.io", []string{"controlplane/kube", "controlplane/gamma", "controlplane/kubestore", "controlplane/registrar/server", "controlplane/registrar/services", "cni/server", "controlplane/file", "controlplane/compile"},
 		"Kubernetes types stop above the model"},
 	{"sigs.k8s.io/gateway-api", []string{"controlplane/kube", "controlplane/gamma", "controlplane/registrar/server", "controlplane/file", "controlplane/compile"},
 		"Gateway API types stop above the model"},
