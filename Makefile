@@ -32,6 +32,10 @@ build: ## Build the binaries into bin/
 	@mkdir -p bin
 	go build -trimpath -o bin/ ./cmd/...
 
+.PHONY: servers
+servers: ## Build the servers that tests run (etcd, kube-apiserver) into the user's cache, once
+	@go run ./e2e/prebuild
+
 .PHONY: demo
 demo: setup build ## Show the mesh at work here: two nodes, capture, mTLS (root; KEEP=1 leaves it running)
 	@bin/aetherctl demo $(if $(KEEP),--keep)

@@ -68,7 +68,7 @@ func TestDerive(t *testing.T) {
 			e.HealthCheckMode = registrypb.ServiceEndpoint_ACTIVE
 		}, true},
 		{"a typo is no default", annotated("endpoint.aether.io/protocol", "htpp"), nil, true},
-		{"a port that is none", annotated("endpoint.aether.io/port", "0"), nil, true},
+		{"a port that is none", annotated("endpoint.aether.io/port", "65536"), nil, true},
 		{"a reserved port", annotated("endpoint.aether.io/port", "18081"), nil, true},
 		{"an address that is none", func(p *corev1.Pod) { p.Status.PodIP = "ten" }, nil, true},
 		{"no account", func(p *corev1.Pod) { p.Spec.ServiceAccountName = "" }, nil, true},

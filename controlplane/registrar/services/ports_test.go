@@ -58,6 +58,7 @@ func TestSpec(t *testing.T) {
 		{"one number, two transports", []string{"53=tcp+udp"}, "p53-tcp:53/TCP>53,tcp p53-udp:53/UDP>53", ""},
 		{"the union of rows", []string{"8080=http", "8080=http 9090=tcp"}, "p8080-tcp:8080/TCP>8080,http p9090-tcp:9090/TCP>9090,tcp", ""},
 		{"reserved ports are left off", []string{"8080=http 18081=http 18082=udp"}, "p8080-tcp:8080/TCP>8080,http", "port 18081 is the mesh's own"},
+		{"port 0, which pods may declare", []string{"0=http 8080=http"}, "p8080-tcp:8080/TCP>8080,http", ""},
 		{"the majority", []string{"8080=http", "8080=tcp", "8080=tcp"}, "p8080-tcp:8080/TCP>8080,tcp", "pods disagree on port 8080"},
 		{"a tie is HTTP's, whoever comes first", []string{"8080=tcp", "8080=http"}, "p8080-tcp:8080/TCP>8080,http", "pods disagree on port 8080"},
 		{"an invalid row has no say", []string{"8080=http", "9090"}, "p8080-tcp:8080/TCP>8080,http", ""},

@@ -106,6 +106,13 @@ func (k *keeper) converge(ctx context.Context, l *live, s spec) error {
 			". To keep a Service of your own under this name, delete this one and create yours without the label "+Label+".")
 		err = apply(true)
 	}
+	if apierrors.IsInvalid(err) {
+		// What others have put there cannot stand beside what is ours, such as a port
+		// without a name: theirs goes first.
+		if err = k.strip(ctx, l, s); err == nil {
+			err = apply(true)
+		}
+	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		k.gone(l.key()) // another Service has its name, or none: what is followed will tell
 		return nil
