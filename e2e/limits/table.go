@@ -332,6 +332,10 @@ var bounds = []bound{
 	{"controlplane/registrar/services", "farBackoff", "time", "the same, where its namespace is not in the cluster or its name can be no Service's"},
 	{"controlplane/registrar/services", "forgive", "time", "a Service that was left alone for so long is put right at once again"},
 	{"controlplane/registrar/services", "eventEvery", "time", "an Event about a user's Service is not written again before that"},
+	{"controlplane/registrar/services", "Config.Interval", "time", "everything is looked at again; the first wait after a failure"},
+	{"controlplane/registrar/services", "Config.PruneAfter", "time", "a Service whose service has had no rows for so long goes"},
+	{"controlplane/registrar/services", "Config.MassPruneAfter", "time", "the same, where many would go at once"},
+	{"controlplane/registrar/services", "Config.LeaseTime", "time", "another replica takes over from one that has not renewed the Lease"},
 	{"controlplane/registrar/services", "massPrune", "Services to be pruned at once", "more than these and than `massShare` percent are kept for `Config.MassPruneAfter`"},
 	{"controlplane/registrar/services", "massShare", "percent of the generated Services", "see `massPrune`"},
 

@@ -110,7 +110,6 @@ type keeper struct {
 	told   map[model.ServiceName]told
 	warned map[model.ServiceName]string
 	fate   string // why Services are not followed
-	empty  bool   // that the registry is empty has been said
 	held   int    // what was said of prunes that are held back
 }
 

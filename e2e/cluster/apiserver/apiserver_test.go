@@ -69,11 +69,12 @@ func expired(t *testing.T, s *Server, ns, version string) error {
 		return err
 	}
 	defer w.Stop()
-	for e := range w.ResultChan() {
-		if e.Type == kubewatch.Error {
-			return apierrors.FromObject(e.Object)
-		}
+	switch e, ok := <-w.ResultChan(); {
+	case !ok:
+		return errors.New("it ended")
+	case e.Type == kubewatch.Error:
+		return apierrors.FromObject(e.Object)
+	default:
 		return errors.New("it goes on: " + string(e.Type))
 	}
-	return errors.New("it ended")
 }
