@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
+	"aether/controlplane/gamma"
+	"aether/controlplane/input"
 	"aether/dataplane/model"
 )
 
@@ -19,7 +22,7 @@ func (l *loader) views() *Views {
 		taken:  map[string]item{},
 		nodes:  map[string]*nodeFacts{},
 		pods:   map[string][]*podFacts{},
-		grants: map[grantKey]map[string]bool{},
+		grants: map[string][]*gamma.Grant{},
 	}
 	b.problems = append(b.problems, l.problems...)
 	var items []item
@@ -44,7 +47,7 @@ func (l *loader) views() *Views {
 		case it.pod != nil:
 			b.pods[it.pod.namespace] = append(b.pods[it.pod.namespace], it.pod)
 		case it.grant != nil:
-			b.grant(it.grant)
+			b.grants[it.grant.Namespace] = append(b.grants[it.grant.Namespace], it.grant)
 		}
 	}
 	for _, it := range items {
@@ -72,15 +75,9 @@ type builder struct {
 	problems []problem
 	taken    map[string]item // by key: names, addresses, namespaces
 	nodes    map[string]*nodeFacts
-	pods     map[string][]*podFacts       // by namespace
-	local    []item                       // pods that have a workload
-	grants   map[grantKey]map[string]bool // the Services, by name; "": every one
-}
-
-// grantKey: routes of a kind and namespace may name Services of the namespace to.
-type grantKey struct {
-	routesOf
-	to string
+	pods     map[string][]*podFacts    // by namespace
+	local    []item                    // pods that have a workload
+	grants   map[string][]*gamma.Grant // by the namespace that grants
 }
 
 func (b *builder) report(it item, line int, format string, args ...any) {
@@ -132,7 +129,7 @@ func (b *builder) workload(it item) {
 }
 
 func (b *builder) service(it item) {
-	s := it.service.svc
+	s := it.service.Service
 	for _, ip := range s.ClusterIPs {
 		if !b.claim(it, "address of a Service "+ip.String(), "has the cluster address "+ip.String()+" of %s: this Service is not in force; correct spec.clusterIPs") {
 			return
@@ -146,8 +143,8 @@ func (b *builder) service(it item) {
 		}
 		var why string
 		if p.Target, why = resolve(it.service, p, b.pods[s.Name.Namespace]); why != "" {
-			b.report(it, it.service.ports[i], "port %s: targetPort %q names nothing: %s; write the number, or annotation %s",
-				portKey(p.Number, p.UDP), p.TargetName, why, AnnotationTargetPorts)
+			b.report(it, it.service.Lines[i], "port %s: targetPort %q names nothing: %s; write the number, or annotation %s",
+				gamma.PortKey(p.Number, p.UDP), p.TargetName, why, AnnotationTargetPorts)
 		}
 	}
 	b.mesh.Services = append(b.mesh.Services, s)
@@ -155,13 +152,13 @@ func (b *builder) service(it item) {
 
 // resolve finds the number that every selected pod gives to p's target name
 // (contract 4.10). Pods that disagree name nothing; there is no fallback.
-func resolve(s *serviceFacts, p *model.ServicePort, pods []*podFacts) (uint16, string) {
-	if len(s.selector) == 0 {
+func resolve(s *gamma.Service, p *model.ServicePort, pods []*podFacts) (uint16, string) {
+	if len(s.Selector) == 0 {
 		return 0, "the Service has no selector"
 	}
 	var found uint16
 	for _, pod := range pods {
-		if !selects(s.selector, pod.labels) {
+		if !selects(s.Selector, pod.labels) {
 			continue
 		}
 		for _, n := range pod.namedPorts {
@@ -199,58 +196,13 @@ func (b *builder) account(it item) {
 	}
 }
 
-func (b *builder) grant(g *grantFacts) {
-	for _, from := range g.from {
-		key := grantKey{from, g.namespace}
-		if b.grants[key] == nil {
-			b.grants[key] = map[string]bool{}
-		}
-		for _, to := range g.to {
-			b.grants[key][to] = true
-		}
-	}
-}
-
 // route refuses the references into other namespaces that nothing permits (contract 10.5).
 func (b *builder) route(it item) {
-	r := it.route.route
-	if len(it.route.foreign) > 0 {
-		r.Rules = cloneRules(r.Rules)
-	}
-	for _, f := range it.route.foreign {
-		ref := f.in(&r)
-		to := b.grants[grantKey{routesOf{r.Kind.String(), r.Namespace}, ref.Service.Namespace}]
-		if to[""] || to[ref.Service.Name] {
-			continue
-		}
-		ref.Invalid = fmt.Sprintf("RefNotPermitted: no ReferenceGrant in namespace %s lets %ss of namespace %s name Service %s: add one",
-			ref.Service.Namespace, r.Kind, r.Namespace, ref.Service.Name)
-		b.report(it, f.line, "%s: %s; %s", f.where, ref.Invalid, f.cost)
-	}
-	b.mesh.Routes = append(b.mesh.Routes, r)
-}
-
-// cloneRules copies rules as deep as route changes them.
-func cloneRules(in []model.Rule) []model.Rule {
-	filters := func(in []model.Filter) []model.Filter {
-		in = slices.Clone(in)
-		for i := range in {
-			if m := in[i].Mirror; m != nil {
-				m := *m
-				in[i].Mirror = &m
-			}
-		}
-		return in
-	}
-	out := slices.Clone(in)
-	for i := range out {
-		out[i].Filters = filters(out[i].Filters)
-		out[i].Backends = slices.Clone(out[i].Backends)
-		for j := range out[i].Backends {
-			out[i].Backends[j].Filters = filters(out[i].Backends[j].Filters)
-		}
-	}
-	return out
+	r := gamma.Reader{File: it.file}
+	b.mesh.Routes = append(b.mesh.Routes, r.Resolve(it.route, func(from gamma.RoutesOf, to model.ServiceName) bool {
+		return gamma.Permits(b.grants[to.Namespace], from, to)
+	}))
+	b.problems = append(b.problems, r.Problems...)
 }
 
 // filters takes the HTTPFilters of one name. Two are none: which was meant nobody can say,
@@ -303,4 +255,38 @@ func compareFilters(a, b model.HTTPFilter) int {
 
 func compareNames(a, b model.ServiceName) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+// wholeMesh is the MeshConfig of the whole mesh, where there are several.
+var wholeMesh = gamma.Label("MeshConfig", gamma.MeshNamespace, gamma.MeshName)
+
+// meshConfig takes the one MeshConfig that is for the whole mesh: that of
+// aether-system/default, else the first by name. A refused one is still the one:
+// another's words would not be what was asked for.
+func (b *builder) meshConfig(items []item) {
+	var all []item
+	for _, it := range items {
+		if it.mesh != nil {
+			all = append(all, it)
+		}
+	}
+	if len(all) == 0 {
+		return
+	}
+	first := slices.MinFunc(all, func(x, y item) int {
+		if px, py := x.object == wholeMesh, y.object == wholeMesh; px != py {
+			if px {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(x.object, y.object)
+	})
+	settings := first.mesh.Over(input.Settings{})
+	b.mesh.Semantics, b.mesh.SameNode = settings.Semantics, settings.SameNode
+	for _, it := range all {
+		if it.mesh != first.mesh {
+			b.report(it, it.line, "is not in force: %s at %s is the mesh's; remove this one, or that", first.object, place(first.file, first.line))
+		}
+	}
 }

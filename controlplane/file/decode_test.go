@@ -203,7 +203,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("the good pod is lost: %+v", p.items)
 		}
 		for _, pr := range p.problems {
-			if pr.object == "" || pr.reason == "" || pr.file != "x.yaml" || pr.line < 1 || pr.line > strings.Count(text, "\n")+9 {
+			if pr.Object == "" || pr.Reason == "" || pr.File != "x.yaml" || pr.Line < 1 || pr.Line > strings.Count(text, "\n")+9 {
 				t.Fatalf("problem %+v", pr)
 			}
 		}

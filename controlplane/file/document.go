@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"reflect"
 	"regexp"
 	"slices"
@@ -18,8 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"aether/controlplane/gamma"
 	"aether/dataplane/model"
 )
 
@@ -93,32 +92,28 @@ type item struct {
 
 	node    *nodeFacts
 	pod     *podFacts
-	service *serviceFacts
+	service *gamma.Service
 	account *accountFacts
-	route   *routeFacts
+	route   *gamma.Route
 	filter  *model.HTTPFilter
-	mesh    *meshFacts
-	grant   *grantFacts
+	mesh    *gamma.Mesh
+	grant   *gamma.Grant
 }
 
 // reader turns the text of one file into items and problems.
 type reader struct {
+	gamma.Reader
 	o       Options
-	file    string
-	out     *parsed
+	items   []item
 	retried int // bytes parsed again, see wrongLine
 }
 
 func parse(name string, b []byte, o Options) *parsed {
-	r := reader{o: o, file: name, out: &parsed{}}
+	r := reader{Reader: gamma.Reader{File: name}, o: o}
 	for _, doc := range split(b) {
 		r.document(doc)
 	}
-	return r.out
-}
-
-func (r *reader) report(object string, line int, format string, args ...any) {
-	r.out.problems = append(r.out.problems, problem{object, r.file, line, fmt.Sprintf(format, args...)})
+	return &parsed{items: r.items, problems: r.Problems}
 }
 
 // yamlLine finds the line, counted within the document, in the YAML package's errors.
@@ -135,7 +130,7 @@ func (r *reader) document(doc document) {
 		return
 	}
 	if err := dec.Decode(new(yaml.Node)); err == nil {
-		r.report("document", doc.base+1, "a second document begins inside this one: put --- alone on a line between them")
+		r.Report("document", doc.base+1, "a second document begins inside this one: put --- alone on a line between them")
 		return
 	} else if !errors.Is(err, io.EOF) {
 		r.syntax(doc, err)
@@ -150,7 +145,7 @@ func (r *reader) syntax(doc document, err error) {
 		msg = msg[len(m[0]):]
 		line, _ = strconv.Atoi(cmp.Or(m[1], "1"))
 	}
-	r.report("document", doc.base+r.wrongLine(doc.text, line), "not YAML: %s: correct it; nothing of this document is in force (it begins on line %d)", msg, doc.base+1)
+	r.Report("document", doc.base+r.wrongLine(doc.text, line), "not YAML: %s: correct it; nothing of this document is in force (it begins on line %d)", msg, doc.base+1)
 }
 
 // maxRetries bounds the bytes of a file that are parsed again to find its errors.
@@ -183,84 +178,23 @@ func unprintable(c rune) bool {
 var known = map[string]struct {
 	versions []string
 	cluster  bool // not in a namespace
-	decode   func(*reader, object)
+	decode   func(*reader, gamma.Object)
 }{
 	"Pod":            {[]string{"v1"}, false, (*reader).pod},
 	"Service":        {[]string{"v1"}, false, (*reader).service},
 	"ServiceAccount": {[]string{"v1"}, false, (*reader).account},
 	"Node":           {[]string{"v1"}, true, (*reader).node},
-	"HTTPRoute":      {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1beta1"}, false, (*reader).httpRoute},
-	"GRPCRoute":      {[]string{gatewayGroup + "/v1"}, false, (*reader).grpcRoute},
-	"TCPRoute":       {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1alpha2"}, false, (*reader).tcpRoute},
-	"TLSRoute":       {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1alpha3", gatewayGroup + "/v1alpha2"}, false, (*reader).tlsRoute},
+	"HTTPRoute":      {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1beta1"}, false, (*reader).route},
+	"GRPCRoute":      {[]string{gatewayGroup + "/v1"}, false, (*reader).route},
+	"TCPRoute":       {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1alpha2"}, false, (*reader).route},
+	"TLSRoute":       {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1alpha3", gatewayGroup + "/v1alpha2"}, false, (*reader).route},
 	"ReferenceGrant": {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1beta1"}, false, (*reader).grant},
 	"HTTPFilter":     {[]string{configGroup + "/v1"}, false, (*reader).httpFilter},
 	"MeshConfig":     {[]string{configGroup + "/v1"}, false, (*reader).meshConfig},
 }
 
-const (
-	gatewayGroup = "gateway.networking.k8s.io"
-	configGroup  = "config.aether.io"
-	kindsRead    = "Pod, Service, ServiceAccount, Node, List (v1), HTTPRoute, GRPCRoute, TCPRoute, TLSRoute and ReferenceGrant (" +
-		gatewayGroup + "/v1), HTTPFilter and MeshConfig (" + configGroup + "/v1)"
-)
-
-// object is a YAML mapping that says it is of a kind we read, and has a usable name.
-type object struct {
-	root            *yaml.Node
-	base            int
-	kind            string
-	namespace, name string
-}
-
-func (o object) String() string { return label(o.kind, o.namespace, o.name) }
-
-func label(kind, namespace, name string) string {
-	if namespace == "" {
-		return kind + " " + name
-	}
-	return kind + " " + namespace + "/" + name
-}
-
-// an puts the article before a kind.
-func an(kind string) string {
-	if strings.HasPrefix(kind, "HTTP") {
-		return "an " + kind
-	}
-	return "a " + kind
-}
-
-func (o object) line() int { return o.base + o.root.Line }
-
-// at is the line of the field at path, or of the nearest field above it that is there.
-func (o object) at(path ...string) int {
-	n, line := o.root, o.root.Line
-	for _, p := range path {
-		if n.Kind == yaml.AliasNode {
-			n = n.Alias
-		}
-		var next *yaml.Node
-		switch n.Kind {
-		case yaml.MappingNode:
-			for i := 0; i+1 < len(n.Content); i += 2 {
-				// A typedConfig may spell its names with underscores (see decoder.proto).
-				if key := n.Content[i].Value; key == p || camel(key) == p {
-					next, line = n.Content[i+1], n.Content[i].Line
-					break
-				}
-			}
-		case yaml.SequenceNode:
-			if i, err := strconv.Atoi(p); err == nil && i < len(n.Content) {
-				next, line = n.Content[i], n.Content[i].Line
-			}
-		}
-		if next == nil {
-			break
-		}
-		n = next
-	}
-	return o.base + line
-}
+const kindsRead = "Pod, Service, ServiceAccount, Node, List (v1), HTTPRoute, GRPCRoute, TCPRoute, TLSRoute and ReferenceGrant (" +
+	gatewayGroup + "/v1), HTTPFilter and MeshConfig (" + configGroup + "/v1)"
 
 // object reads one object, or the objects of a List.
 func (r *reader) object(n *yaml.Node, base int) {
@@ -276,179 +210,105 @@ func (r *reader) object(n *yaml.Node, base int) {
 		return // "--- # nothing here"
 	}
 	if n.Kind != yaml.MappingNode {
-		r.report("document", base+n.Line, "%s where a Kubernetes object is expected: begin it with apiVersion and kind", describe(n))
+		r.Report("document", base+n.Line, "%s where a Kubernetes object is expected: begin it with apiVersion and kind", gamma.Describe(n))
 		return
 	}
-	peek(n, reflect.ValueOf(&head).Elem())
-	o := object{n, base, head.Kind, head.Metadata.Namespace, head.Metadata.Name}
+	gamma.Peek(n, reflect.ValueOf(&head).Elem())
+	o := gamma.Object{Root: n, Base: base, Kind: head.Kind, Namespace: head.Metadata.Namespace, Name: head.Metadata.Name}
 	k, ok := known[head.Kind]
 	switch {
 	case head.Kind == "":
-		r.report("document", o.line(), "no kind: begin the object with apiVersion and kind")
+		r.Report("document", o.Line(), "no kind: begin the object with apiVersion and kind")
 		return
 	case head.Kind == "List" && head.APIVersion == "v1":
 		r.list(o)
 		return
 	case !ok:
-		r.report(o.String(), o.at("kind"), "kind %s (%s) is not read by this source and is ignored: it reads %s", head.Kind, head.APIVersion, kindsRead)
+		r.Report(o.String(), o.At("kind"), "kind %s (%s) is not read by this source and is ignored: it reads %s", head.Kind, head.APIVersion, kindsRead)
 		return
 	}
 	if !slices.Contains(k.versions, head.APIVersion) {
-		r.report(o.String(), o.at("apiVersion"), "apiVersion %q of %s is not read: write %s", head.APIVersion, an(head.Kind), k.versions[0])
+		r.Report(o.String(), o.At("apiVersion"), "apiVersion %q of %s is not read: write %s", head.APIVersion, gamma.An(head.Kind), k.versions[0])
 		return
 	}
 	switch {
 	case k.cluster:
-		o.namespace = ""
-	case o.namespace == "":
-		o.namespace = metav1.NamespaceDefault // as kubectl does
+		o.Namespace = ""
+	case o.Namespace == "":
+		o.Namespace = metav1.NamespaceDefault // as kubectl does
 	}
-	if why := validation.IsDNS1123Subdomain(o.name); len(why) > 0 {
-		r.report(o.String(), o.at("metadata", "name"), "metadata.name %q cannot be a name: %s", o.name, strings.Join(why, "; "))
+	if why := validation.IsDNS1123Subdomain(o.Name); len(why) > 0 {
+		r.Report(o.String(), o.At("metadata", "name"), "metadata.name %q cannot be a name: %s", o.Name, strings.Join(why, "; "))
 		return
 	}
-	if why := validation.IsDNS1123Label(o.namespace); !k.cluster && len(why) > 0 {
-		r.report(o.String(), o.at("metadata", "namespace"), "metadata.namespace %q cannot be a name: %s", o.namespace, strings.Join(why, "; "))
+	if why := validation.IsDNS1123Label(o.Namespace); !k.cluster && len(why) > 0 {
+		r.Report(o.String(), o.At("metadata", "namespace"), "metadata.namespace %q cannot be a name: %s", o.Namespace, strings.Join(why, "; "))
 		return
 	}
 	k.decode(r, o)
 }
 
-// peek fills what it can of the strings in v and complains of nothing: the real decoding does.
-func peek(n *yaml.Node, v reflect.Value) {
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
+func (r *reader) service(o gamma.Object) {
+	var s corev1.Service
+	if r.Refuse(o, r.Strict(o, &s), gamma.Refused) {
+		return
 	}
-	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
-		index, ok := fieldsOf(v.Type())[n.Content[i].Value]
-		if !ok {
-			continue
-		}
-		f, value := v.FieldByIndex(index), n.Content[i+1]
-		switch {
-		case f.Kind() == reflect.Struct:
-			peek(value, f)
-		case value.Kind == yaml.ScalarNode && value.ShortTag() == "!!str" && f.String() == "":
-			f.SetString(value.Value)
-		}
+	if f := r.Service(o, &s); f != nil {
+		r.add(o, item{service: f})
 	}
 }
 
+func (r *reader) route(o gamma.Object) {
+	if f := r.Route(o); f != nil {
+		r.add(o, item{route: f})
+	}
+}
+
+func (r *reader) grant(o gamma.Object) {
+	if f := r.Grant(o); f != nil {
+		r.add(o, item{grant: f})
+	}
+}
+
+func (r *reader) httpFilter(o gamma.Object) { r.add(o, item{filter: r.Filter(o)}) }
+
+func (r *reader) meshConfig(o gamma.Object) { r.add(o, item{mesh: r.MeshConfig(o)}) }
+
 // list reads what `kubectl get -o yaml` prints of several objects.
-func (r *reader) list(o object) {
-	for i := 0; i+1 < len(o.root.Content); i += 2 {
-		key, value := o.root.Content[i], o.root.Content[i+1]
+func (r *reader) list(o gamma.Object) {
+	for i := 0; i+1 < len(o.Root.Content); i += 2 {
+		key, value := o.Root.Content[i], o.Root.Content[i+1]
 		switch {
 		case key.Value == "apiVersion", key.Value == "kind", key.Value == "metadata":
 		case key.Value != "items":
-			r.report("List", o.base+key.Line, "unknown field %q: remove it", key.Value)
+			r.Report("List", o.Base+key.Line, "unknown field %q: remove it", key.Value)
 		case value.Kind == yaml.SequenceNode:
 			for _, e := range value.Content {
-				r.object(e, o.base)
+				r.object(e, o.Base)
 			}
 		case value.ShortTag() != "!!null":
-			r.report("List", o.base+key.Line, "field \"items\" is %s where a list is expected: write a list", describe(value))
+			r.Report("List", o.Base+key.Line, "field \"items\" is %s where a list is expected: write a list", gamma.Describe(value))
 		}
 	}
 }
 
-// strict decodes o into into, a pointer to a Kubernetes type.
-func (r *reader) strict(o object, into any) []flaw {
-	d := decoder{base: o.base}
-	d.into(o.root, into, "")
-	return d.flaws
-}
-
-// refuse reports flaws and whether there are any.
-func (r *reader) refuse(o object, flaws []flaw, consequence string) bool {
-	for _, f := range flaws {
-		r.report(o.String(), f.line, "%s; %s", f.reason, consequence)
-	}
-	return len(flaws) > 0
-}
-
-const refused = "the object is not in force"
-
-// ownAnnotations refuses misspelt annotations of this source.
-func (r *reader) ownAnnotations(o object, have map[string]string, allowed ...string) []flaw {
-	var flaws []flaw
-	for _, k := range slices.Sorted(maps.Keys(have)) {
-		if strings.HasPrefix(k, annotationPrefix) && !slices.Contains(allowed, k) {
-			what := an(o.kind) + " has none of this prefix"
-			if len(allowed) > 0 {
-				what = an(o.kind) + " has " + strings.Join(allowed, ", ")
-			}
-			flaws = append(flaws, flaw{"", o.at("metadata", "annotations", k),
-				fmt.Sprintf("annotation %s does not exist: %s", k, what)})
-		}
-	}
-	return flaws
-}
-
-func (r *reader) add(o object, it item) {
-	it.object, it.file, it.line = o.String(), r.file, o.line()
+func (r *reader) add(o gamma.Object, it item) {
+	it.object, it.file, it.line = o.String(), r.File, o.Line()
 	if it.key == "" {
 		it.key = it.object
 	}
-	r.out.items = append(r.out.items, it)
+	r.items = append(r.items, it)
 }
 
 type nodeFacts struct{ name, region, zone string }
 
-func (r *reader) node(o object) {
+func (r *reader) node(o gamma.Object) {
 	var n corev1.Node
-	flaws := append(r.strict(o, &n), r.ownAnnotations(o, n.Annotations)...)
-	if r.refuse(o, flaws, refused) {
+	flaws := append(r.Strict(o, &n), r.OwnAnnotations(o, n.Annotations)...)
+	if r.Refuse(o, flaws, gamma.Refused) {
 		return
 	}
 	r.add(o, item{node: &nodeFacts{n.Name, n.Labels[LabelRegion], n.Labels[LabelZone]}})
-}
-
-// maxGrant bounds the entries of a ReferenceGrant's from, and of its to; the
-// Gateway API allows 16.
-const maxGrant = 64
-
-// grantFacts: the routes in from may name the Services in to, which are in
-// namespace (contract 10.5).
-type grantFacts struct {
-	namespace string
-	from      []routesOf
-	to        []string // "": every Service
-}
-
-// routesOf are the routes of a kind in a namespace.
-type routesOf struct{ kind, namespace string }
-
-func (r *reader) grant(o object) {
-	var g gatewayv1.ReferenceGrant
-	flaws := append(r.strict(o, &g), r.ownAnnotations(o, g.Annotations)...)
-	for _, l := range []struct {
-		name string
-		n    int
-	}{{"from", len(g.Spec.From)}, {"to", len(g.Spec.To)}} {
-		if l.n > maxGrant {
-			flaws = append(flaws, flaw{"", o.at("spec", l.name), fmt.Sprintf("spec.%s has %d entries, the limit is %d: write several grants", l.name, l.n, maxGrant)})
-		}
-	}
-	if r.refuse(o, flaws, "the grant is not in force") {
-		return
-	}
-	f := &grantFacts{namespace: o.namespace}
-	for _, from := range g.Spec.From {
-		if from.Group == gatewayGroup {
-			f.from = append(f.from, routesOf{string(from.Kind), string(from.Namespace)})
-		}
-	}
-	for _, to := range g.Spec.To {
-		switch {
-		case to.Group != "" && to.Group != "core" || to.Kind != "Service":
-		case to.Name == nil:
-			f.to = append(f.to, "")
-		default:
-			f.to = append(f.to, string(*to.Name))
-		}
-	}
-	r.add(o, item{grant: f})
 }
 
 // accountFacts are what a ServiceAccount's annotations say of its service.
@@ -460,18 +320,18 @@ type accountFacts struct {
 
 // account reads AnnotationCatalog and AnnotationRetained. A ServiceAccount is
 // what a mesh service is (contract 1.1), with or without a Service object.
-func (r *reader) account(o object) {
+func (r *reader) account(o gamma.Object) {
 	var a corev1.ServiceAccount
-	flaws := append(r.strict(o, &a), r.ownAnnotations(o, a.Annotations, AnnotationCatalog, AnnotationRetained)...)
+	flaws := append(r.Strict(o, &a), r.OwnAnnotations(o, a.Annotations, AnnotationCatalog, AnnotationRetained)...)
 	bad := func(key, format string, args ...any) {
-		flaws = append(flaws, flaw{"", o.at("metadata", "annotations", key), "annotation " + key + ": " + fmt.Sprintf(format, args...)})
+		flaws = append(flaws, gamma.Flaw{Line: o.At("metadata", "annotations", key), Reason: "annotation " + key + ": " + fmt.Sprintf(format, args...)})
 	}
-	service := model.ServiceName{Namespace: o.namespace, Name: o.name}
+	service := model.ServiceName{Namespace: o.Namespace, Name: o.Name}
 	f := &accountFacts{service: service}
 	catalog, cataloged := a.Annotations[AnnotationCatalog]
 	ports, retained := a.Annotations[AnnotationRetained]
-	if why := badService(service); why != "" && (cataloged || retained) {
-		flaws = append(flaws, flaw{"", o.at("metadata", "name"), why})
+	if why := gamma.BadService(service); why != "" && (cataloged || retained) {
+		flaws = append(flaws, gamma.Flaw{Line: o.At("metadata", "name"), Reason: why})
 	}
 	if f.catalog = catalog == "true"; cataloged && !f.catalog && catalog != "false" {
 		bad(AnnotationCatalog, "%.100q: write \"true\" or \"false\"", catalog)
@@ -492,7 +352,7 @@ func (r *reader) account(o object) {
 		slices.Sort(f.retained.Ports)
 		f.retained.Ports = slices.Compact(f.retained.Ports)
 	}
-	if r.refuse(o, flaws, refused) || !f.catalog && f.retained == nil {
+	if r.Refuse(o, flaws, gamma.Refused) || !f.catalog && f.retained == nil {
 		return
 	}
 	r.add(o, item{account: f})

@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"aether/controlplane/endpointmeta"
+	"aether/controlplane/gamma"
 	"aether/dataplane/model"
 	"aether/mtls/spiffeid"
 	"aether/tproxy/rules"
@@ -53,7 +54,7 @@ func Dump(m *model.Mesh) []byte {
 	}
 	if mesh != nil {
 		d.object(fields{
-			{"apiVersion", configGroup + "/v1"}, {"kind", "MeshConfig"}, meta(meshNamespace, meshName, nil, nil),
+			{"apiVersion", configGroup + "/v1"}, {"kind", "MeshConfig"}, meta(gamma.MeshNamespace, gamma.MeshName, nil, nil),
 			{"spec", mesh},
 		})
 	}
@@ -363,7 +364,7 @@ func commas[T any](in []T) string {
 func (d *dumper) service(s *model.Service) {
 	var labels, annotations fields
 	if s.Generated {
-		labels = fields{{LabelMeshService, "true"}}
+		labels = fields{{gamma.LabelMeshService, "true"}}
 	}
 	ips, ports, targets := list{}, list{}, []string{}
 	for _, ip := range s.ClusterIPs {
@@ -375,7 +376,7 @@ func (d *dumper) service(s *model.Service) {
 		if p.TargetName != "" {
 			f[2].value = p.TargetName
 			if p.Target != 0 {
-				targets = append(targets, fmt.Sprintf("%s=%d", portKey(p.Number, p.UDP), p.Target))
+				targets = append(targets, fmt.Sprintf("%s=%d", gamma.PortKey(p.Number, p.UDP), p.Target))
 			}
 		}
 		if p.UDP {
@@ -435,7 +436,7 @@ func (d *dumper) route(r *model.Route, grants grantSet) {
 	// names notes where a reference leads, and what is wrong with it.
 	names := func(key string, b *model.BackendRef) {
 		if mark(key, b.Invalid); b.Invalid == "" && b.Service.Namespace != r.Namespace {
-			grants.add(routesOf{r.Kind.String(), r.Namespace}, b.Service)
+			grants.add(gamma.RoutesOf{r.Kind.String(), r.Namespace}, b.Service)
 		}
 	}
 	filters := func(key string, in []model.Filter) list {
@@ -496,7 +497,7 @@ func duration(d time.Duration) any {
 	if d <= 0 {
 		return nil
 	}
-	return formatDuration(d)
+	return gamma.FormatDuration(d)
 }
 
 func retryFields(r *model.Retry) any {
@@ -625,15 +626,15 @@ func (d *dumper) filter(f *model.HTTPFilter) {
 	case f.HeaderToMetadata != nil:
 		spec = append(spec, field{"headerToMetadata", fields{{"rules", listOf(f.HeaderToMetadata, func(h *model.HeaderToMetadata) any {
 			rule := fields{{"header", h.Header}, {"metadataKey", h.Key}}
-			if h.Namespace != metadataNamespace {
+			if h.Namespace != gamma.MetadataNamespace {
 				rule = append(rule, field{"metadataNamespace", h.Namespace})
 			}
 			return rule
 		})}}})
 	case f.Mutation != nil:
 		m := f.Mutation
-		spec = append(spec, field{"filter", mutationFilter}, field{"typedConfig", fields{
-			{"@type", "type.googleapis.com/" + mutationType},
+		spec = append(spec, field{"filter", gamma.MutationFilter}, field{"typedConfig", fields{
+			{"@type", "type.googleapis.com/" + gamma.MutationType},
 			{"mutations", fields{
 				{"requestMutations", listOf(m.Request, fieldMutationFields)}, {"queryParameterMutations", listOf(m.Query, paramMutationFields)},
 				{"responseMutations", listOf(m.Response, fieldMutationFields)},
@@ -663,8 +664,8 @@ func policyFields(p *model.Policy) any {
 func percent(s string) string { return strings.ReplaceAll(s, "%", "%%") }
 
 func appendAction(k model.MutationKind) any {
-	if int(k) < len(appendActions) {
-		return appendActions[k]
+	if int(k) < len(gamma.AppendActions) {
+		return gamma.AppendActions[k]
 	}
 	return nil
 }
@@ -697,7 +698,13 @@ func paramMutationFields(m *model.MutationOp) any {
 // grantSet is what routes name in other namespaces: from, to, names.
 type grantSet map[grantKey][]string
 
-func (g grantSet) add(from routesOf, to model.ServiceName) {
+// grantKey: routes of a kind and namespace may name Services of the namespace to.
+type grantKey struct {
+	gamma.RoutesOf
+	to string
+}
+
+func (g grantSet) add(from gamma.RoutesOf, to model.ServiceName) {
 	key := grantKey{from, to.Namespace}
 	g[key] = append(g[key], to.Name)
 }
@@ -706,16 +713,16 @@ func (g grantSet) add(from routesOf, to model.ServiceName) {
 // into another, by the names of the Services.
 func (d *dumper) grants(grants grantSet) {
 	keys := slices.SortedFunc(maps.Keys(grants), func(a, b grantKey) int {
-		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.to, b.to), cmp.Compare(a.kind, b.kind))
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.to, b.to), cmp.Compare(a.Kind, b.Kind))
 	})
 	for _, k := range keys {
 		names := slices.Sorted(slices.Values(grants[k]))
 		n := 0
-		for part := range slices.Chunk(slices.Compact(names), maxGrant) {
+		for part := range slices.Chunk(slices.Compact(names), gamma.MaxGrant) {
 			// A dot is in no namespace's name, so these are names of nothing else.
-			name := "from-" + k.namespace
-			if k.kind != model.HTTPRoute.String() {
-				name += "." + strings.ToLower(k.kind)
+			name := "from-" + k.Namespace
+			if k.Kind != model.HTTPRoute.String() {
+				name += "." + strings.ToLower(k.Kind)
 			}
 			if n++; n > 1 {
 				name += "." + strconv.Itoa(n)
@@ -723,7 +730,7 @@ func (d *dumper) grants(grants grantSet) {
 			d.object(fields{
 				{"apiVersion", gatewayGroup + "/v1"}, {"kind", "ReferenceGrant"}, meta(k.to, name, nil, nil),
 				{"spec", fields{
-					{"from", list{fields{{"group", gatewayGroup}, {"kind", k.kind}, {"namespace", k.namespace}}}},
+					{"from", list{fields{{"group", gatewayGroup}, {"kind", k.Kind}, {"namespace", k.Namespace}}}},
 					{"to", listOf(part, func(name *string) any { return fields{{"group", ""}, {"kind", "Service"}, {"name", *name}} })},
 				}},
 			})

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"aether/controlplane/gamma"
 	"aether/dataplane/model"
 )
 
@@ -205,14 +206,14 @@ func (g *generator) rule(kind model.RouteKind) model.Rule {
 		}()
 	}
 	if http && g.some(0.3) {
-		rule.Timeouts.Request = oneOf(g, 0, time.Minute+500*time.Millisecond, maxDuration)
+		rule.Timeouts.Request = oneOf(g, 0, time.Minute+500*time.Millisecond, gamma.MaxDuration)
 		rule.Timeouts.Backend = oneOf(g, 0, time.Millisecond, time.Minute)
 	}
 	if http && g.some(0.3) {
 		rule.Retry = &model.Retry{Codes: oneOf(g, nil, []uint16{500, 503}), Attempts: oneOf[uint8](g, 0, 1, 255), Backoff: oneOf(g, 0, 100*time.Millisecond)}
 	}
 	for range g.IntN(3) {
-		b := model.BackendRef{Service: g.service(), Port: oneOf[uint16](g, 80, 8080), Weight: oneOf[uint32](g, 0, 1, maxWeight)}
+		b := model.BackendRef{Service: g.service(), Port: oneOf[uint16](g, 80, 8080), Weight: oneOf[uint32](g, 0, 1, gamma.MaxWeight)}
 		if g.some(0.2) {
 			b.Invalid, b.Port = "because "+g.text(), oneOf[uint16](g, 0, 80)
 		}

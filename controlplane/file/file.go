@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"slices"
 
+	"aether/controlplane/gamma"
 	"aether/dataplane/model"
 )
 
@@ -44,14 +45,9 @@ const (
 	// registry's row) or "workload" (the pod on this node). A pod between its
 	// start and its registration is only the one or the other.
 	AnnotationPart = "file.aether.io/part"
-	// AnnotationTargetPorts on a Service resolves named target ports, as
-	// EndpointSlices do in a cluster: "80=8080,53/UDP=5353", Service port to pod port.
-	AnnotationTargetPorts = "file.aether.io/target-ports"
-	// AnnotationInvalid on a route is a JSON object that marks rules ("0"),
-	// backends ("0/1": the second of the first rule) and the backends of mirrors
-	// ("0/filters/2", "0/1/filters/0") as refused, and says why. On an HTTPFilter it
-	// is the reason alone.
-	AnnotationInvalid = "file.aether.io/invalid"
+	// AnnotationTargetPorts on a Service and AnnotationInvalid on a route or HTTPFilter are package gamma's.
+	AnnotationTargetPorts = gamma.AnnotationTargetPorts
+	AnnotationInvalid     = gamma.AnnotationInvalid
 	// AnnotationCatalog on a ServiceAccount, "true": the service of that name exists
 	// in the mesh, as the registry's catalog says, even while none of its pods is
 	// known here (model.Mesh.Catalog).
@@ -59,14 +55,12 @@ const (
 	// AnnotationRetained on a ServiceAccount: its service is kept against its
 	// removal, with these HTTP ports: "8080,9090" (model.Mesh.Retained).
 	AnnotationRetained = "file.aether.io/retained"
-
-	annotationPrefix = "file.aether.io/"
 )
 
 // Labels of contract 1.2, and the locality labels of contract 9.2.
 const (
 	LabelManaged     = "aether.io/managed"
-	LabelMeshService = "aether.io/mesh-service"
+	LabelMeshService = gamma.LabelMeshService
 	LabelRegion      = "topology.kubernetes.io/region"
 	LabelZone        = "topology.kubernetes.io/zone"
 )
@@ -112,18 +106,18 @@ func dirProblem(dir string, err error) model.Problem {
 	}
 }
 
-// problem is a model.Problem that still sorts by place.
-type problem struct {
-	object, file string
-	line         int // 0: the whole file
-	reason       string
-}
+const (
+	gatewayGroup = gamma.GatewayGroup
+	configGroup  = gamma.ConfigGroup
+)
+
+type problem = gamma.Problem
 
 // finish sorts problems by place, drops repeats and bounds their number.
 func finish(in []problem) []model.Problem {
 	slices.SortStableFunc(in, func(a, b problem) int {
-		return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.line, b.line),
-			cmp.Compare(a.object, b.object), cmp.Compare(a.reason, b.reason))
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line),
+			cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
 	})
 	in = slices.Compact(in)
 	var out []model.Problem
@@ -134,14 +128,9 @@ func finish(in []problem) []model.Problem {
 				Reason: fmt.Sprintf("%d more problems are not listed: mend the ones above first", len(in)-i),
 			})
 		}
-		out = append(out, model.Problem{Object: p.object, Where: place(p.file, p.line), Reason: p.reason})
+		out = append(out, model.Problem{Object: p.Object, Where: place(p.File, p.Line), Reason: p.Reason})
 	}
 	return out
 }
 
-func place(file string, line int) string {
-	if line == 0 {
-		return file
-	}
-	return fmt.Sprintf("%s:%d", file, line)
-}
+func place(file string, line int) string { return gamma.Place(file, line) }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"aether/controlplane/endpointmeta"
+	"aether/controlplane/gamma"
 	"aether/dataplane/model"
 	"aether/mtls/spiffeid"
 	"aether/tproxy/rules"
@@ -48,39 +49,39 @@ type namedPort struct {
 	udp    bool
 }
 
-func (r *reader) pod(o object) {
+func (r *reader) pod(o gamma.Object) {
 	var p corev1.Pod
-	if r.refuse(o, r.strict(o, &p), refused) {
+	if r.Refuse(o, r.Strict(o, &p), gamma.Refused) {
 		return
 	}
 	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return // its address is free, and may be another's
 	}
-	f := &podFacts{namespace: o.namespace, labels: p.Labels, namedPorts: namedPorts(&p), part: p.Annotations[AnnotationPart], node: p.Spec.NodeName}
+	f := &podFacts{namespace: o.Namespace, labels: p.Labels, namedPorts: namedPorts(&p), part: p.Annotations[AnnotationPart], node: p.Spec.NodeName}
 	key := ""
 	switch managed := p.Labels[LabelManaged]; managed {
 	case "true":
-		if slices.Contains(ignoredNamespaces, strings.ToLower(o.namespace)) {
-			r.report(o.String(), o.at("metadata", "namespace"), "namespace %s is never in the mesh: the pod is not served; move it, or drop label %s",
-				o.namespace, LabelManaged)
+		if slices.Contains(ignoredNamespaces, strings.ToLower(o.Namespace)) {
+			r.Report(o.String(), o.At("metadata", "namespace"), "namespace %s is never in the mesh: the pod is not served; move it, or drop label %s",
+				o.Namespace, LabelManaged)
 			break
 		}
-		if flaws := r.managed(o, &p, f); r.refuse(o, flaws, "the pod is not served") {
+		if flaws := r.managed(o, &p, f); r.Refuse(o, flaws, "the pod is not served") {
 			f.endpoint, f.workload = nil, nil
 			break
 		}
 		if f.endpoint != nil && f.endpoint.Cluster != "" {
-			key = "Pod " + f.endpoint.Cluster + " " + o.namespace + "/" + o.name
+			key = "Pod " + f.endpoint.Cluster + " " + o.Namespace + "/" + o.Name
 		}
 		switch f.part {
 		case partEndpoint:
-			key = fmt.Sprintf("endpoint %s %s/%s %s", f.endpoint.Cluster, o.namespace, o.name, f.endpoint.IP)
+			key = fmt.Sprintf("endpoint %s %s/%s %s", f.endpoint.Cluster, o.Namespace, o.Name, f.endpoint.IP)
 		case partWorkload:
-			key = "workload " + o.namespace + "/" + o.name
+			key = "workload " + o.Namespace + "/" + o.Name
 		}
 	case "", "false":
 	default:
-		r.report(o.String(), o.at("metadata", "labels", LabelManaged),
+		r.Report(o.String(), o.At("metadata", "labels", LabelManaged),
 			"label %s is %q, and only \"true\" puts a pod in the mesh: write \"true\" or \"false\"", LabelManaged, managed)
 	}
 	r.add(o, item{key: key, pod: f})
@@ -109,14 +110,14 @@ func namedPorts(p *corev1.Pod) []namedPort {
 }
 
 // managed fills f.endpoint and f.workload; flaws refuse the pod.
-func (r *reader) managed(o object, p *corev1.Pod, f *podFacts) []flaw {
-	var flaws []flaw
+func (r *reader) managed(o gamma.Object, p *corev1.Pod, f *podFacts) []gamma.Flaw {
+	var flaws []gamma.Flaw
 	bad := func(line int, format string, args ...any) {
-		flaws = append(flaws, flaw{"", line, fmt.Sprintf(format, args...)})
+		flaws = append(flaws, gamma.Flaw{Line: line, Reason: fmt.Sprintf(format, args...)})
 	}
-	annotation := func(key string) int { return o.at("metadata", "annotations", key) }
+	annotation := func(key string) int { return o.At("metadata", "annotations", key) }
 
-	account, accountLine := p.Spec.ServiceAccountName, o.at("spec", "serviceAccountName")
+	account, accountLine := p.Spec.ServiceAccountName, o.At("spec", "serviceAccountName")
 	if account == "" {
 		account = "default" // as admission does
 	}
@@ -124,34 +125,34 @@ func (r *reader) managed(o object, p *corev1.Pod, f *podFacts) []flaw {
 		bad(accountLine, "service account %q cannot name a mesh service: %s", account, strings.Join(why, "; "))
 	}
 	if why := validation.IsDNS1123Subdomain(p.Spec.NodeName); p.Spec.NodeName != "" && len(why) > 0 {
-		bad(o.at("spec", "nodeName"), "node %.100q cannot be a name: %s", p.Spec.NodeName, strings.Join(why, "; "))
+		bad(o.At("spec", "nodeName"), "node %.100q cannot be a name: %s", p.Spec.NodeName, strings.Join(why, "; "))
 	}
 	if p.Spec.HostNetwork {
-		bad(o.at("spec", "hostNetwork"), "a pod on the host's network cannot be in the mesh, its network namespace is the node's: drop hostNetwork, or label %s", LabelManaged)
+		bad(o.At("spec", "hostNetwork"), "a pod on the host's network cannot be in the mesh, its network namespace is the node's: drop hostNetwork, or label %s", LabelManaged)
 	}
 	ips := podIPs(o, p, bad)
 
-	meta, err := endpointmeta.Parse(o.namespace, o.name, p.Annotations)
+	meta, err := endpointmeta.Parse(o.Namespace, o.Name, p.Annotations)
 	var wrong endpointmeta.Errors
 	if errors.As(err, &wrong) {
 		for _, e := range wrong {
 			bad(annotation(e.Key), "annotation %s: %q: %s", e.Key, e.Value, e.Reason)
 		}
 	}
-	flaws = append(flaws, r.ownAnnotations(o, p.Annotations, AnnotationNetNS, AnnotationContainerID, AnnotationCluster,
+	flaws = append(flaws, r.OwnAnnotations(o, p.Annotations, AnnotationNetNS, AnnotationContainerID, AnnotationCluster,
 		AnnotationRegion, AnnotationZone, AnnotationPart)...)
 	if f.part != "" && f.part != partEndpoint && f.part != partWorkload {
 		bad(annotation(AnnotationPart), "annotation %s: %q: write %s or %s, or drop it for both", AnnotationPart, f.part, partEndpoint, partWorkload)
 	}
 	netns, ok := p.Annotations[AnnotationNetNS]
 	if !ok {
-		netns = filepath.Join(r.o.NetNSDir, o.name)
+		netns = filepath.Join(r.o.NetNSDir, o.Name)
 	} else if !filepath.IsAbs(netns) || strings.Contains(netns, "\x00") {
 		bad(annotation(AnnotationNetNS), "annotation %s: %q is not an absolute path: write one that begins with /", AnnotationNetNS, netns)
 	}
 	id := meta.SPIFFEID
 	if id == "" {
-		def, err := spiffeid.ForServiceAccount(r.o.TrustDomain, o.namespace, account)
+		def, err := spiffeid.ForServiceAccount(r.o.TrustDomain, o.Namespace, account)
 		if err != nil {
 			bad(accountLine, "the pod has no identity: %v", err)
 		}
@@ -162,19 +163,19 @@ func (r *reader) managed(o object, p *corev1.Pod, f *podFacts) []flaw {
 	}
 
 	for _, n := range meta.Notes {
-		r.report(o.String(), annotation(n.Key), "annotation %s: %q: %s", n.Key, n.Value, n.Reason)
+		r.Report(o.String(), annotation(n.Key), "annotation %s: %q: %s", n.Key, n.Value, n.Reason)
 	}
 	if meta.UDSSocket != "" {
-		r.report(o.String(), annotation(endpointmeta.KeyUDSSocket), "delivery to a Unix socket is not built yet: the pod's ports are delivered over TCP to 127.0.0.1")
+		r.Report(o.String(), annotation(endpointmeta.KeyUDSSocket), "delivery to a Unix socket is not built yet: the pod's ports are delivered over TCP to 127.0.0.1")
 	}
 	if f.part != partWorkload {
 		region, regional := p.Annotations[AnnotationRegion]
 		zone, zonal := p.Annotations[AnnotationZone]
 		f.ownPlace = regional || zonal
 		f.endpoint = &model.Endpoint{
-			Service:     model.ServiceName{Namespace: o.namespace, Name: account},
+			Service:     model.ServiceName{Namespace: o.Namespace, Name: account},
 			IP:          ips[0],
-			Pod:         o.name,
+			Pod:         o.Name,
 			Node:        p.Spec.NodeName,
 			Cluster:     p.Annotations[AnnotationCluster],
 			Region:      region,
@@ -190,15 +191,15 @@ func (r *reader) managed(o object, p *corev1.Pod, f *podFacts) []flaw {
 	if f.part == partWorkload || f.part == "" && f.node != "" {
 		container, ok := p.Annotations[AnnotationContainerID]
 		if !ok {
-			container = o.namespace + "/" + o.name
+			container = o.Namespace + "/" + o.Name
 		}
-		known := len(r.out.problems)
+		known := len(r.Problems)
 		capture := r.capture(o, p.Annotations)
-		f.told = slices.Clone(r.out.problems[known:])
-		r.out.problems = r.out.problems[:known]
+		f.told = slices.Clone(r.Problems[known:])
+		r.Problems = r.Problems[:known]
 		f.workload = &model.Workload{
-			Namespace:   o.namespace,
-			Name:        o.name,
+			Namespace:   o.Namespace,
+			Name:        o.Name,
 			Account:     account,
 			ContainerID: container,
 			NetNS:       netns,
@@ -213,7 +214,7 @@ func (r *reader) managed(o object, p *corev1.Pod, f *podFacts) []flaw {
 	return nil
 }
 
-func podIPs(o object, p *corev1.Pod, bad func(int, string, ...any)) []netip.Addr {
+func podIPs(o gamma.Object, p *corev1.Pod, bad func(int, string, ...any)) []netip.Addr {
 	texts, at := []string(nil), []string{"status", "podIPs"}
 	for _, ip := range p.Status.PodIPs {
 		texts = append(texts, ip.IP)
@@ -222,31 +223,19 @@ func podIPs(o object, p *corev1.Pod, bad func(int, string, ...any)) []netip.Addr
 		texts, at = []string{p.Status.PodIP}, []string{"status", "podIP"}
 	}
 	if len(texts) == 0 {
-		bad(o.at("status"), "no address: write status.podIPs") // contract 1.2: ignorable until it has one
+		bad(o.At("status"), "no address: write status.podIPs") // contract 1.2: ignorable until it has one
 		return nil
 	}
 	var ips []netip.Addr
 	for i, s := range texts {
-		ip, why := address(s)
+		ip, why := gamma.Address(s)
 		if why != "" {
-			bad(o.at(append(at, fmt.Sprint(i), "ip")...), "pod address %q: %s", s, why)
+			bad(o.At(append(at, fmt.Sprint(i), "ip")...), "pod address %q: %s", s, why)
 			continue
 		}
 		ips = append(ips, ip)
 	}
 	return ips
-}
-
-// address reads an address that other hosts can reach the holder by.
-func address(s string) (netip.Addr, string) {
-	ip, err := netip.ParseAddr(s)
-	switch {
-	case err != nil:
-		return ip, "not an IP address: write one like 10.0.0.1 or fd00::1"
-	case ip.Zone() != "" || ip.IsUnspecified() || ip.IsMulticast():
-		return ip, "not an address of one host: write one like 10.0.0.1 or fd00::1"
-	}
-	return ip.Unmap(), ""
 }
 
 // health: a pod without a Ready condition is one whose health nobody has told.
@@ -266,17 +255,17 @@ func health(p *corev1.Pod) model.Health {
 }
 
 // capture reads contract 1.5; what cannot be read of it is left out and told.
-func (r *reader) capture(o object, annotations map[string]string) model.Capture {
+func (r *reader) capture(o gamma.Object, annotations map[string]string) model.Capture {
 	c, problems := rules.ParseAnnotations(annotations, r.o.RedirectAllDefault)
 	for _, p := range problems {
-		r.report(o.String(), o.at("metadata", "annotations", p.Annotation), "annotation %s: %q: %s", p.Annotation, p.Entry, p.Reason)
+		r.Report(o.String(), o.At("metadata", "annotations", p.Annotation), "annotation %s: %q: %s", p.Annotation, p.Entry, p.Reason)
 	}
 	for k := range annotations {
 		switch k {
 		case rules.AnnotationRedirectAll, rules.AnnotationExcludePorts, rules.AnnotationExcludeRanges:
 		default:
 			if strings.HasPrefix(k, "capture.aether.io/") {
-				r.report(o.String(), o.at("metadata", "annotations", k), "annotation %s does not exist and is ignored: the ones that do are %s, %s and %s",
+				r.Report(o.String(), o.At("metadata", "annotations", k), "annotation %s does not exist and is ignored: the ones that do are %s, %s and %s",
 					k, rules.AnnotationRedirectAll, rules.AnnotationExcludePorts, rules.AnnotationExcludeRanges)
 			}
 		}

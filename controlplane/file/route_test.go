@@ -5,105 +5,15 @@ import (
 	"fmt"
 	"os"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 
+	"aether/controlplane/gamma"
 	"aether/dataplane/model"
 )
-
-func TestDuration(t *testing.T) {
-	for _, tt := range []struct {
-		in, out string
-		d       time.Duration
-	}{
-		{"0s", "0s", 0},
-		{"0h0m0s0ms", "0s", 0},
-		{"10s", "10s", 10 * time.Second},
-		{"90m", "1h30m", 90 * time.Minute},
-		{"1h30m10s5ms", "1h30m10s5ms", time.Hour + 30*time.Minute + 10*time.Second + 5*time.Millisecond},
-		{"5ms1h", "1h5ms", time.Hour + 5*time.Millisecond}, // GEP-2257 asks for no order
-		{"99999h", "99999h", maxDuration},
-		{"00001s", "1s", time.Second},
-	} {
-		d, why := parseDuration(tt.in)
-		if why != "" || d != tt.d || formatDuration(d) != tt.out {
-			t.Errorf("%s: %v %q, written %s; want %v, %s", tt.in, d, why, formatDuration(d), tt.d, tt.out)
-		}
-	}
-	for _, bad := range []string{"", "10", "s", "1.5s", "-1s", "+1s", " 1s", "1s ", "1 s", "1S", "1us", "1d", "100000s", "1h1h1h1h1h", "99999h1ms", "1m2", "١s", "1mss"} {
-		if d, why := parseDuration(bad); why == "" || d != 0 {
-			t.Errorf("%q: %v", bad, d)
-		}
-	}
-}
-
-// FuzzDuration: the Gateway API's own pattern and Go's parser are the oracle.
-func FuzzDuration(f *testing.F) {
-	form := regexp.MustCompile(`^([0-9]{1,5}(h|m|s|ms)){1,4}$`)
-	for _, s := range []string{"", "1h30m", "5ms", "99999h1s", "1.5h", "1h1h1h1h", "007s"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		d, why := parseDuration(s)
-		want, err := time.ParseDuration(s)
-		ok := form.MatchString(s) && err == nil && want <= maxDuration
-		if ok != (why == "") || ok && d != want {
-			t.Fatalf("%q: %v %q, Go says %v %v", s, d, why, want, err)
-		}
-		if again, why := parseDuration(formatDuration(d)); why != "" || again != d {
-			t.Fatalf("%v is written %s, which reads %v %q", d, formatDuration(d), again, why)
-		}
-	})
-}
-
-// FuzzPattern: what passes, Go's regexp compiles, also anchored as the routes
-// use it, and the anchors hold; and it is done in a time that the bound gives.
-func FuzzPattern(f *testing.F) {
-	for _, s := range []string{"a.*", "a)|(b", "(?i)x", "(", `\pL{1000}`, strings.Repeat("a{1000}", 9), "(?:(?:a{1}){1}){1}", "(?:){1000}", strings.Repeat("(", 500), strings.Repeat("x", maxPattern+1)} {
-		f.Add(s, "a")
-	}
-	f.Fuzz(func(t *testing.T, p, text string) {
-		if why := badPattern(p); why != "" {
-			if re, err := regexp.Compile(p); err == nil && len(p) <= maxPattern && strings.Contains(why, "regular expression") {
-				t.Fatalf("%q: %s, but it compiles to %v", p, why, re)
-			}
-			return
-		}
-		re, err := regexp.Compile(`\A(?:` + p + `)\z`)
-		if err != nil {
-			t.Fatalf("%q passes, and anchored it is %v", p, err)
-		}
-		if re.MatchString(text) {
-			// Without (?m) and the like an anchored match is the whole text.
-			if at := re.FindStringIndex(text); at[0] != 0 || at[1] != len(text) {
-				t.Fatalf("%q matches %v of %q", p, at, text)
-			}
-		}
-	})
-}
-
-// TestBadPattern holds the bounds, on both sides.
-func TestBadPattern(t *testing.T) {
-	for _, tt := range []struct{ p, want string }{
-		{strings.Repeat("x", maxPattern), ""},
-		{strings.Repeat("x", maxPattern+1), "is 1025 bytes long, the limit is 1024: shorten it"},
-		{"(?:a{1000}){1}b{1000}c{1000}d{1000}", ""},
-		{"a{1000}b{1000}c{1000}d{1000}e{1000}", "compiles to more than 4096 instructions"},
-		{strings.Repeat(`\pL{1000}`, 100), "compiles to more than 4096 instructions"},
-		{"a)|(b", "is no regular expression (error parsing regexp: unexpected )"},
-		{`(?=a)`, "is no regular expression"},
-		{`(a)\1`, "is no regular expression"},
-	} {
-		if why := badPattern(tt.p); (tt.want == "") != (why == "") || !strings.HasPrefix(why, tt.want) {
-			t.Errorf("%.60q: %q, want %q", tt.p, why, tt.want)
-		}
-	}
-}
 
 // TestNothingWidens breaks each key and each value of two routes that say
 // everything, one at a time: the rule that held it is refused, no rule is
@@ -172,7 +82,7 @@ func readRoute(t *testing.T, text []byte) *model.Route {
 	t.Helper()
 	for _, it := range parse("x.yaml", text, Options{}.withDefaults()).items {
 		if it.route != nil {
-			return &it.route.route
+			return &it.route.Route
 		}
 	}
 	return nil
@@ -233,11 +143,11 @@ func wider(got, want []model.Match) bool {
 func TestTooManyMistakes(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r, namespace: shop}\nspec:\n  parentRefs: [{kind: Service, group: \"\", name: cart}]\n  rules:\n")
-	for i := range maxFlaws + 5 {
+	for i := range gamma.MaxFlaws + 5 {
 		fmt.Fprintf(&b, "  - {matches: [{path: {type: Exact, valeu: /%d}}], filtres: []}\n", i)
 	}
 	r := readRoute(t, []byte(b.String()))
-	if r == nil || len(r.Rules) != maxFlaws+5 {
+	if r == nil || len(r.Rules) != gamma.MaxFlaws+5 {
 		t.Fatalf("%+v", r)
 	}
 	for i, rule := range r.Rules {
@@ -274,12 +184,12 @@ func TestHuge(t *testing.T) {
 			l := newLoader("", Options{})
 			l.files["x.yaml"] = p
 			m, _ := l.build()
-			if name != "backends" && len(p.problems) > maxRefusals+maxFlaws+2 {
+			if name != "backends" && len(p.problems) > gamma.MaxRefusals+gamma.MaxFlaws+2 {
 				t.Errorf("%d problems", len(p.problems))
 			}
 			for _, pr := range p.problems {
-				if len(pr.reason) > 2000 {
-					t.Errorf("a reason of %d bytes: %.200s", len(pr.reason), pr.reason)
+				if len(pr.Reason) > 2000 {
+					t.Errorf("a reason of %d bytes: %.200s", len(pr.Reason), pr.Reason)
 				}
 			}
 			for _, r := range m.Routes {

@@ -1,4 +1,4 @@
-package file
+package gamma
 
 import (
 	"fmt"
@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// maxDuration bounds what a route may say; the Gateway API allows four times as much.
-const maxDuration = 99999 * time.Hour
+// MaxDuration bounds what a route may say; the Gateway API allows four times as much.
+const MaxDuration = 99999 * time.Hour
 
 // durationUnits of GEP-2257, the longest first.
 var durationUnits = []struct {
@@ -40,14 +40,14 @@ func parseDuration(s string) (d time.Duration, why string) {
 		d += time.Duration(count) * unit
 		rest = rest[u:]
 	}
-	if d > maxDuration {
-		return 0, fmt.Sprintf("%.40q is longer than %s: shorten it", s, formatDuration(maxDuration))
+	if d > MaxDuration {
+		return 0, fmt.Sprintf("%.40q is longer than %s: shorten it", s, FormatDuration(MaxDuration))
 	}
 	return d, ""
 }
 
-// formatDuration is the reverse, for 0 to maxDuration; parts of a millisecond are left out.
-func formatDuration(d time.Duration) string {
+// FormatDuration is the reverse, for 0 to MaxDuration; parts of a millisecond are left out.
+func FormatDuration(d time.Duration) string {
 	var b strings.Builder
 	for _, k := range durationUnits {
 		if n := d / k.unit; n > 0 {

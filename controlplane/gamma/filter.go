@@ -1,4 +1,4 @@
-package file
+package gamma
 
 import (
 	"fmt"
@@ -167,8 +167,8 @@ func filter(in *gatewayv1.HTTPRouteFilter, allowed []gatewayv1.HTTPRouteFilterTy
 		f.CORS, why = cors(in.CORS)
 	case gatewayv1.HTTPRouteFilterExtensionRef:
 		f.Kind, f.Extension = model.Extension, string(in.ExtensionRef.Name)
-		if r := in.ExtensionRef; r.Group != configGroup || r.Kind != "HTTPFilter" {
-			why = fmt.Sprintf("extensionRef to %.100s of group %.100q: name an HTTPFilter of group %s", an(string(r.Kind)), r.Group, configGroup)
+		if r := in.ExtensionRef; r.Group != ConfigGroup || r.Kind != "HTTPFilter" {
+			why = fmt.Sprintf("extensionRef to %.100s of group %.100q: name an HTTPFilter of group %s", An(string(r.Kind)), r.Group, ConfigGroup)
 		} else if len(validation.IsDNS1123Subdomain(f.Extension)) > 0 {
 			why = fmt.Sprintf("extensionRef to %.100q, which cannot be a name: name an HTTPFilter of the route's namespace", f.Extension)
 		}

@@ -1,4 +1,4 @@
-package file
+package gamma
 
 import (
 	"encoding/base64"
@@ -16,17 +16,18 @@ import (
 const (
 	maxNesting = 64
 	maxAliased = 100_000 // nodes reached through aliases: stops an alias bomb
-	maxFlaws   = 20      // a document; one that is that wrong says nothing more
+	MaxFlaws   = 20      // a document; one that is that wrong says nothing more
 )
 
-// beyond is the path of what comes after maxFlaws: anything in the document may be wrong.
+// beyond is the path of what comes after MaxFlaws: anything in the document may be wrong.
 const beyond = "*"
 
-// flaw is something in a document that its type has no place for.
-type flaw struct {
-	path   string // "spec.rules[0].matches"
-	line   int
-	reason string
+// Flaw is something in an object that its type has no place for.
+type Flaw struct {
+	Path    string // "spec.rules[0].matches"; beyond: anywhere; empty: not told
+	Line    int    // of the file; 0: not told
+	Reason  string
+	Unknown bool // a field that the type does not have
 }
 
 // decoder fills Kubernetes types from YAML nodes as strictly as the API server
@@ -34,7 +35,7 @@ type flaw struct {
 // What is refused is left out, so that the rest can still be looked at.
 type decoder struct {
 	base    int // lines of the file before this document
-	flaws   []flaw
+	flaws   []Flaw
 	alias   int // depth of aliases being followed
 	aliased int
 	// proto takes names as protobuf's JSON form does: as they stand in the
@@ -47,10 +48,10 @@ type verbatim struct{ node *yaml.Node }
 
 func (d *decoder) flaw(n *yaml.Node, path, format string, args ...any) {
 	switch line := d.base + n.Line; {
-	case len(d.flaws) < maxFlaws:
-		d.flaws = append(d.flaws, flaw{path, line, fmt.Sprintf(format, args...)})
-	case len(d.flaws) == maxFlaws:
-		d.flaws = append(d.flaws, flaw{beyond, line, fmt.Sprintf("more than %d mistakes: mend the ones above first", maxFlaws)})
+	case len(d.flaws) < MaxFlaws:
+		d.flaws = append(d.flaws, Flaw{Path: path, Line: line, Reason: fmt.Sprintf(format, args...)})
+	case len(d.flaws) == MaxFlaws:
+		d.flaws = append(d.flaws, Flaw{Path: beyond, Line: line, Reason: fmt.Sprintf("more than %d mistakes: mend the ones above first", MaxFlaws)})
 	}
 }
 
@@ -186,7 +187,11 @@ func (d *decoder) decodeStruct(n *yaml.Node, v reflect.Value, path string, depth
 		}
 		i, ok := fields[name]
 		if !ok {
+			before := len(d.flaws)
 			d.flaw(key, at, "unknown field %q%s: correct or remove it", at, suggest(key.Value, fields))
+			if before < MaxFlaws {
+				d.flaws[before].Unknown = true
+			}
 			return
 		}
 		d.decode(value, v.FieldByIndex(i), at, depth+1)
@@ -197,7 +202,7 @@ func (d *decoder) decodeMap(n *yaml.Node, v reflect.Value, path string, depth in
 	m := reflect.MakeMap(v.Type())
 	d.pairs(n, path, func(key, value *yaml.Node) {
 		if key.ShortTag() != "!!str" {
-			d.flaw(key, path, "key %s in field %q is %s where text is expected: put it in quotes", key.Value, path, describe(key))
+			d.flaw(key, path, "key %s in field %q is %s where text is expected: put it in quotes", key.Value, path, Describe(key))
 			return
 		}
 		e := reflect.New(v.Type().Elem()).Elem()
@@ -221,7 +226,7 @@ func (d *decoder) pairs(n *yaml.Node, path string, f func(key, value *yaml.Node)
 		}
 		switch first, twice := seen[key.Value]; {
 		case key.Kind != yaml.ScalarNode:
-			d.flaw(n.Content[i], path, "a key in field %q is %s: write plain text", path, describe(key))
+			d.flaw(n.Content[i], path, "a key in field %q is %s: write plain text", path, Describe(key))
 		case key.ShortTag() == "!!merge":
 			d.flaw(key, path, "merge key <<: not read by this source: write the fields out")
 		case twice:
@@ -310,7 +315,7 @@ func (d *decoder) wrongKind(n *yaml.Node, path, want string) {
 	case tag == "!!str" && want != "base64 text" && n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0:
 		mend += ", without quotes"
 	}
-	is := describe(n)
+	is := Describe(n)
 	if n.ShortTag() == "!!int" && want == "a whole number" {
 		is = fmt.Sprintf("%s, which does not fit,", n.Value)
 	}
@@ -342,7 +347,8 @@ func camel(s string) string {
 	return string(b)
 }
 
-func describe(n *yaml.Node) string {
+// Describe says what n is, for people.
+func Describe(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
 		return "a map"
@@ -431,4 +437,24 @@ func distance(a, b string) int {
 		}
 	}
 	return row[len(b)]
+}
+
+// Peek fills what it can of the strings in v and complains of nothing: the real decoding does.
+func Peek(n *yaml.Node, v reflect.Value) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
+		index, ok := fieldsOf(v.Type())[n.Content[i].Value]
+		if !ok {
+			continue
+		}
+		f, value := v.FieldByIndex(index), n.Content[i+1]
+		switch {
+		case f.Kind() == reflect.Struct:
+			Peek(value, f)
+		case value.Kind == yaml.ScalarNode && value.ShortTag() == "!!str" && f.String() == "":
+			f.SetString(value.Value)
+		}
+	}
 }

@@ -1,4 +1,4 @@
-package file
+package gamma
 
 import (
 	"fmt"
@@ -13,24 +13,24 @@ import (
 	"aether/mtls/spiffeid"
 )
 
-// metadataNamespace is where metadata selects a subset (contract 10.7).
-const metadataNamespace = "envoy.lb"
+// MetadataNamespace is where metadata selects a subset (contract 10.7).
+const MetadataNamespace = "envoy.lb"
 
 // filterReader makes one HTTPFilter.
 type filterReader struct {
-	r     *reader
-	o     object
+	r     *Reader
+	o     Object
 	f     model.HTTPFilter
-	flaws []flaw
+	flaws []Flaw
 }
 
-// httpFilter reads an HTTPFilter (contract 10.7). One that cannot be honoured
+// Filter reads an HTTPFilter (contract 10.7). One that cannot be honoured
 // is kept and marked, so that what it governs is refused.
-func (r *reader) httpFilter(o object) {
-	var h httpFilter
-	c := &filterReader{r: r, o: o, f: model.HTTPFilter{Namespace: o.namespace, Name: o.name}}
-	c.flaws = append(r.strict(o, &h), r.ownAnnotations(o, h.Annotations, AnnotationInvalid)...)
-	mark, marked := h.Annotations[AnnotationInvalid]
+func (r *Reader) Filter(o Object) *model.HTTPFilter {
+	var h HTTPFilter
+	c := &filterReader{r: r, o: o, f: model.HTTPFilter{Namespace: o.Namespace, Name: o.Name}}
+	c.flaws = append(r.Strict(o, &h), r.OwnAnnotations(o, h.Annotations, AnnotationInvalid)...)
+	mark, marked := r.own(h.Annotations, AnnotationInvalid)
 	if marked && mark == "" {
 		c.bad([]string{"metadata", "annotations", AnnotationInvalid}, "annotation %s: no reason: write why the filter is refused, or remove it", AnnotationInvalid)
 	}
@@ -48,27 +48,27 @@ func (r *reader) httpFilter(o object) {
 		}
 	}
 	if f.Invalid = mark; mark != "" {
-		r.report(o.String(), o.line(), "marked as refused: %s; %s", mark, cost)
+		r.Report(o.String(), o.Line(), "marked as refused: %s; %s", mark, cost)
 	}
 	if len(c.flaws) > 0 {
 		// Half a policy is none.
 		f.RBAC, f.ExtAuthz, f.HeaderToMetadata, f.Mutation = nil, nil, nil, nil
 		n := 0
 		for i, w := range c.flaws {
-			if i < maxRefusals {
-				r.report(o.String(), w.line, "%s; %s", w.reason, cost)
+			if i < MaxRefusals {
+				r.Report(o.String(), w.Line, "%s; %s", w.Reason, cost)
 			}
 			if mark == "" {
-				f.Invalid = addReason(f.Invalid, place(r.file, w.line)+": "+w.reason, &n)
+				f.Invalid = addReason(f.Invalid, r.because(w), &n)
 			}
 		}
 	}
-	r.add(o, item{filter: f})
+	return f
 }
 
 func (c *filterReader) bad(path []string, format string, args ...any) {
-	if len(c.flaws) <= maxRefusals {
-		c.flaws = append(c.flaws, flaw{"", c.o.at(path...), fmt.Sprintf(format, args...)})
+	if len(c.flaws) <= MaxRefusals {
+		c.flaws = append(c.flaws, Flaw{Line: c.o.At(path...), Reason: fmt.Sprintf(format, args...)})
 	}
 }
 
@@ -96,7 +96,7 @@ func (c *filterReader) enum(path []string, prefix, s string, names ...string) in
 	return 0
 }
 
-func (c *filterReader) scope(s *httpFilterSpec) {
+func (c *filterReader) scope(s *HTTPFilterSpec) {
 	scopes := []string{"SCOPE_ROUTE", "SCOPE_CHAIN", "SCOPE_INBOUND"}
 	switch i := slices.Index(scopes, s.Scope); {
 	case i >= 0:
@@ -110,11 +110,11 @@ func (c *filterReader) scope(s *httpFilterSpec) {
 	}
 }
 
-func (c *filterReader) targets(s *httpFilterSpec) {
+func (c *filterReader) targets(s *HTTPFilterSpec) {
 	have := map[string]bool{}
 	for i, t := range s.TargetRefs {
 		n := strconv.Itoa(i)
-		service := model.ServiceName{Namespace: c.o.namespace, Name: t.Name}
+		service := model.ServiceName{Namespace: c.o.Namespace, Name: t.Name}
 		// The filter is refused then, and must know the Service it was likely meant for: one left
 		// out would be open.
 		if t.Kind != "Service" || t.Group != "" && t.Group != "core" {
@@ -133,7 +133,7 @@ func (c *filterReader) targets(s *httpFilterSpec) {
 }
 
 // form reads the one authoring form. A marked filter need not have one.
-func (c *filterReader) form(s *httpFilterSpec, marked bool) {
+func (c *filterReader) form(s *HTTPFilterSpec, marked bool) {
 	var forms []string
 	for _, f := range []struct {
 		name string
@@ -164,7 +164,7 @@ func (c *filterReader) form(s *httpFilterSpec, marked bool) {
 	}
 }
 
-func (c *filterReader) rbac(in *rbac) {
+func (c *filterReader) rbac(in *RBAC) {
 	out := &model.RBAC{
 		Audit: c.enum(spec("rbac", "mode"), "MODE_", in.Mode, "ENFORCE", "AUDIT") == 1,
 		Deny:  c.enum(spec("rbac", "action"), "ACTION_", in.Action, "ALLOW", "DENY") == 1,
@@ -224,7 +224,7 @@ func isToken(s string) bool {
 	return ok
 }
 
-func (c *filterReader) extAuthz(in *extAuthz) {
+func (c *filterReader) extAuthz(in *ExtAuthz) {
 	c.f.ExtAuthz = &model.ExtAuthz{Disabled: in.Disabled, NoBody: in.DisableRequestBodyBuffering}
 	if len(in.ContextExtensions) > 0 {
 		c.f.ExtAuthz.ContextExtensions = in.ContextExtensions
@@ -234,7 +234,7 @@ func (c *filterReader) extAuthz(in *extAuthz) {
 	}
 }
 
-func (c *filterReader) headerToMetadata(in *headerToMetadata) {
+func (c *filterReader) headerToMetadata(in *HeaderToMetadata) {
 	if len(in.Rules) == 0 {
 		c.bad(spec("headerToMetadata"), "headerToMetadata without rules: write one at least")
 	}
@@ -249,7 +249,7 @@ func (c *filterReader) headerToMetadata(in *headerToMetadata) {
 		}
 		to := model.HeaderToMetadata{Header: low, Key: rule.MetadataKey, Namespace: rule.MetadataNamespace}
 		if to.Namespace == "" {
-			to.Namespace = metadataNamespace
+			to.Namespace = MetadataNamespace
 		}
 		c.f.HeaderToMetadata = append(c.f.HeaderToMetadata, to)
 	}
@@ -257,9 +257,9 @@ func (c *filterReader) headerToMetadata(in *headerToMetadata) {
 
 // The filter and the two messages that the opaque form may be of.
 const (
-	mutationFilter   = "envoy.filters.http.header_mutation"
-	mutationType     = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
-	mutationPerRoute = mutationType + "PerRoute"
+	MutationFilter   = "envoy.filters.http.header_mutation"
+	MutationType     = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
+	mutationPerRoute = MutationType + "PerRoute"
 )
 
 // typedForms have a form of ours, which is the only one that is read.
@@ -270,27 +270,27 @@ var typedForms = map[string]string{
 }
 
 // opaque reads a header_mutation; there is no Envoy that anything else could be for.
-func (c *filterReader) opaque(s *httpFilterSpec) {
+func (c *filterReader) opaque(s *HTTPFilterSpec) {
 	switch typed := typedForms[s.Filter]; {
 	case typed != "":
 		c.bad(spec("filter"), "filter %s in Envoy's form is not read: write spec.%s in its place", s.Filter, typed)
 		return
 	case s.Filter == "":
-		c.bad(spec("typedConfig"), "typedConfig without filter: write filter: %s", mutationFilter)
+		c.bad(spec("typedConfig"), "typedConfig without filter: write filter: %s", MutationFilter)
 		return
-	case s.Filter != mutationFilter:
-		c.bad(spec("filter"), "filter %.100q is not read, there is no Envoy here: write rbac, extAuthz or headerToMetadata, or filter %s", s.Filter, mutationFilter)
+	case s.Filter != MutationFilter:
+		c.bad(spec("filter"), "filter %.100q is not read, there is no Envoy here: write rbac, extAuthz or headerToMetadata, or filter %s", s.Filter, MutationFilter)
 		return
 	case s.TypedConfig == nil:
-		c.bad(spec("filter"), "filter %s without typedConfig: write it, with @type type.googleapis.com/%s", s.Filter, mutationType)
+		c.bad(spec("filter"), "filter %s without typedConfig: write it, with @type type.googleapis.com/%s", s.Filter, MutationType)
 		return
 	}
 	var m headerMutation
-	d := decoder{base: c.o.base, proto: true}
+	d := decoder{base: c.o.Base, proto: true}
 	d.into(s.TypedConfig.node, &m, "spec.typedConfig")
 	_, kind, found := strings.Cut(m.Type, "/")
-	if !found || kind != mutationType && kind != mutationPerRoute {
-		c.bad(spec("typedConfig", "@type"), "typedConfig: @type %.200q is not read: write type.googleapis.com/%s, or type.googleapis.com/%s", m.Type, mutationType, mutationPerRoute)
+	if !found || kind != MutationType && kind != mutationPerRoute {
+		c.bad(spec("typedConfig", "@type"), "typedConfig: @type %.200q is not read: write type.googleapis.com/%s, or type.googleapis.com/%s", m.Type, MutationType, mutationPerRoute)
 		return
 	}
 	c.flaws = append(c.flaws, d.flaws...)
@@ -313,8 +313,8 @@ func (c *filterReader) opaque(s *httpFilterSpec) {
 	c.f.Mutation = out
 }
 
-// appendActions are Envoy's, in the order of model.MutationKind.
-var appendActions = []string{"APPEND_IF_EXISTS_OR_ADD", "ADD_IF_ABSENT", "OVERWRITE_IF_EXISTS_OR_ADD", "OVERWRITE_IF_EXISTS"}
+// AppendActions are Envoy's, in the order of model.MutationKind.
+var AppendActions = []string{"APPEND_IF_EXISTS_OR_ADD", "ADD_IF_ABSENT", "OVERWRITE_IF_EXISTS_OR_ADD", "OVERWRITE_IF_EXISTS"}
 
 func (c *filterReader) fieldMutations(in []fieldMutation, list string) (out []model.MutationOp) {
 	for i := range in {
@@ -337,9 +337,9 @@ func (c *filterReader) fieldMutations(in []fieldMutation, list string) (out []mo
 		default:
 			a := m.Append
 			if a.Append != nil {
-				c.bad(at("append", "append"), "%s: append is not read inside append: write appendAction, which is one of %s", where, strings.Join(appendActions, ", "))
+				c.bad(at("append", "append"), "%s: append is not read inside append: write appendAction, which is one of %s", where, strings.Join(AppendActions, ", "))
 			}
-			name, op.Kind = a.Header.Key, model.MutationKind(c.enum(at("append", "appendAction"), "", a.AppendAction, appendActions...))
+			name, op.Kind = a.Header.Key, model.MutationKind(c.enum(at("append", "appendAction"), "", a.AppendAction, AppendActions...))
 			text := a.Header.Value
 			if len(a.Header.RawValue) > 0 {
 				if text != "" {
@@ -353,7 +353,7 @@ func (c *filterReader) fieldMutations(in []fieldMutation, list string) (out []mo
 			}
 			if op.Value == "" && !a.KeepEmptyValue {
 				// As in Envoy. It is said, for few expect it.
-				c.r.report(c.o.String(), c.o.at(at("append")...), "%s: an empty value without keepEmptyValue changes nothing: write keepEmptyValue: true, or remove the mutation", where)
+				c.r.Report(c.o.String(), c.o.At(at("append")...), "%s: an empty value without keepEmptyValue changes nothing: write keepEmptyValue: true, or remove the mutation", where)
 				continue
 			}
 		}
@@ -384,7 +384,7 @@ func (c *filterReader) paramMutations(in []paramMutation) (out []model.MutationO
 			c.bad(at("append"), "%s: write record, with key and value", where)
 			continue
 		default:
-			op.Kind = model.MutationKind(c.enum(at("append", "action"), "", m.Append.Action, appendActions...))
+			op.Kind = model.MutationKind(c.enum(at("append", "action"), "", m.Append.Action, AppendActions...))
 			if r := m.Append.Record; r != nil {
 				op.Name, op.Value = r.Key, c.literal(at("append", "record"), where, r.Value)
 			} else {
@@ -406,98 +406,4 @@ func (c *filterReader) literal(path []string, where, s string) string {
 		c.bad(path, "%s: value %.200q: substitutions of Envoy are not built: write text, and %%%% for a percent sign", where, s)
 	}
 	return strings.ReplaceAll(s, "%%", "%")
-}
-
-// The MeshConfig of the whole mesh, where there are several.
-const (
-	meshNamespace = "aether-system"
-	meshName      = "default"
-)
-
-// meshFacts are what a MeshConfig says; nothing when it is refused.
-type meshFacts struct {
-	object    string
-	semantics model.Semantics
-	sameNode  model.SameNode
-	refused   bool
-}
-
-// meshConfig reads a MeshConfig (contract 10.9, design 9).
-func (r *reader) meshConfig(o object) {
-	var m meshConfig
-	flaws := append(r.strict(o, &m), r.ownAnnotations(o, m.Annotations)...)
-	bad := func(path []string, format string, args ...any) {
-		flaws = append(flaws, flaw{"", o.at(path...), fmt.Sprintf(format, args...)})
-	}
-	f := &meshFacts{object: o.namespace + "/" + o.name}
-	if s := m.Spec.RouteSemantics; s != nil {
-		switch *s {
-		case model.Aether.String():
-		case model.GatewayAPI.String():
-			f.semantics = model.GatewayAPI
-		default:
-			bad(spec("routeSemantics"), "spec.routeSemantics %.100q does not exist: write %s or %s", *s, model.Aether, model.GatewayAPI)
-		}
-	}
-	if s := m.Spec.SameNode; s != nil {
-		switch *s {
-		case model.MTLS.String():
-		case model.InProcess.String():
-			f.sameNode = model.InProcess
-		default:
-			bad(spec("sameNode"), "spec.sameNode %.100q does not exist: write %s or %s", *s, model.MTLS, model.InProcess)
-		}
-	}
-	if p := m.Spec.Proxy; p != nil {
-		rate := func(name string, v *float64, max float64) {
-			if v != nil && !(*v >= 0 && *v <= max) {
-				bad(spec("proxy", name), "spec.proxy.%s %v: write a number from 0 to %v", name, *v, max)
-			}
-		}
-		rate("accessLogSuccessSampleRate", p.AccessLogSuccessSampleRate, 100)
-		rate("traceSampleRate", p.TraceSampleRate, 1)
-		for _, s := range []struct {
-			name string
-			set  bool
-		}{{"accessLogsEnabled", p.AccessLogsEnabled != nil}, {"accessLogSuccessSampleRate", p.AccessLogSuccessSampleRate != nil},
-			{"tracingEnabled", p.TracingEnabled != nil}, {"traceSampleRate", p.TraceSampleRate != nil}, {"emitStatsPod", p.EmitStatsPod != nil}} {
-			if s.set {
-				r.report(o.String(), o.at(spec("proxy", s.name)...), "spec.proxy.%s is not built yet and changes nothing: it may stay", s.name)
-			}
-		}
-	}
-	if f.refused = r.refuse(o, flaws, "the object is not in force, and where it would be routeSemantics is Aether and sameNode mTLS"); f.refused {
-		f.semantics, f.sameNode = model.Aether, model.MTLS
-	}
-	r.add(o, item{mesh: f})
-}
-
-// meshConfig takes the one MeshConfig that is for the whole mesh: that of
-// aether-system/default, else the first by name. A refused one is still the one:
-// another's words would not be what was asked for.
-func (b *builder) meshConfig(items []item) {
-	var all []item
-	for _, it := range items {
-		if it.mesh != nil {
-			all = append(all, it)
-		}
-	}
-	if len(all) == 0 {
-		return
-	}
-	first := slices.MinFunc(all, func(x, y item) int {
-		if px, py := x.mesh.object == meshNamespace+"/"+meshName, y.mesh.object == meshNamespace+"/"+meshName; px != py {
-			if px {
-				return -1
-			}
-			return 1
-		}
-		return strings.Compare(x.mesh.object, y.mesh.object)
-	})
-	b.mesh.Semantics, b.mesh.SameNode = first.mesh.semantics, first.mesh.sameNode
-	for _, it := range all {
-		if it.mesh != first.mesh {
-			b.report(it, it.line, "is not in force: %s at %s is the mesh's; remove this one, or that", first.object, place(first.file, first.line))
-		}
-	}
 }

@@ -1,4 +1,4 @@
-package file
+package gamma
 
 import (
 	"encoding/json"
@@ -19,16 +19,16 @@ import (
 
 // Bounds of a route. controlplane/compile has others, of what is in force.
 const (
-	maxWeight      = 1_000_000 // of a backendRef, as in the Gateway API
+	MaxWeight      = 1_000_000 // of a backendRef, as in the Gateway API
 	maxConditions  = 64        // headers, or parameters, of a match; the Gateway API allows 16
 	maxServerNames = 1024      // of a TLSRoute, as in the Gateway API
 	maxReasons     = 8         // said in an object's Invalid
-	maxRefusals    = 200       // problems of a route
+	MaxRefusals    = 200       // problems of a route
 )
 
-// routeFacts is a route whose references into other namespaces are not permitted yet.
-type routeFacts struct {
-	route   model.Route
+// Route is a route whose references into other namespaces are not permitted yet.
+type Route struct {
+	Route   model.Route
 	foreign []foreignRef
 }
 
@@ -73,10 +73,25 @@ type ruleIn struct {
 	persistence *gatewayv1.SessionPersistence
 }
 
+// Route reads a route of any kind that model.RouteKind has; nil: it is none of the mesh.
+func (r *Reader) Route(o Object) *Route {
+	switch o.Kind {
+	case "HTTPRoute":
+		return r.httpRoute(o)
+	case "GRPCRoute":
+		return r.grpcRoute(o)
+	case "TCPRoute":
+		return r.tcpRoute(o)
+	case "TLSRoute":
+		return r.tlsRoute(o)
+	}
+	return nil
+}
+
 // httpRoute reads an HTTPRoute (contract 10.1-10.4).
-func (r *reader) httpRoute(o object) {
+func (r *Reader) httpRoute(o Object) *Route {
 	var h gatewayv1.HTTPRoute
-	flaws := r.strict(o, &h)
+	flaws := r.Strict(o, &h)
 	if h.Spec.Rules == nil { // as the API's default has it
 		kind, root := gatewayv1.PathMatchPathPrefix, "/"
 		h.Spec.Rules = []gatewayv1.HTTPRouteRule{{Matches: []gatewayv1.HTTPRouteMatch{{Path: &gatewayv1.HTTPPathMatch{Type: &kind, Value: &root}}}}}
@@ -89,13 +104,13 @@ func (r *reader) httpRoute(o object) {
 			timeouts: rule.Timeouts, retry: rule.Retry, persistence: rule.SessionPersistence,
 		})
 	}
-	r.route(o, &in, flaws)
+	return r.route(o, &in, flaws)
 }
 
 // grpcRoute reads a GRPCRoute (contract 10.6).
-func (r *reader) grpcRoute(o object) {
+func (r *Reader) grpcRoute(o Object) *Route {
 	var g gatewayv1.GRPCRoute
-	flaws := r.strict(o, &g)
+	flaws := r.Strict(o, &g)
 	in := routeIn{kind: model.GRPCRoute, meta: &g.ObjectMeta, spec: &g.Spec.CommonRouteSpec, hostnames: g.Spec.Hostnames}
 	filters := func(in []gatewayv1.GRPCRouteFilter) (out []gatewayv1.HTTPRouteFilter) {
 		for i := range in {
@@ -116,29 +131,29 @@ func (r *reader) grpcRoute(o object) {
 		}
 		in.rules = append(in.rules, to)
 	}
-	r.route(o, &in, flaws)
+	return r.route(o, &in, flaws)
 }
 
 // tcpRoute reads a TCPRoute (contract 10.6); its versions differ in nothing that is here.
-func (r *reader) tcpRoute(o object) {
+func (r *Reader) tcpRoute(o Object) *Route {
 	var t gatewayv1.TCPRoute
-	flaws := r.strict(o, &t)
+	flaws := r.Strict(o, &t)
 	in := routeIn{kind: model.TCPRoute, meta: &t.ObjectMeta, spec: &t.Spec.CommonRouteSpec}
 	for i := range t.Spec.Rules {
 		in.rules = append(in.rules, ruleIn{name: t.Spec.Rules[i].Name, backends: plainBackends(t.Spec.Rules[i].BackendRefs)})
 	}
-	r.route(o, &in, flaws)
+	return r.route(o, &in, flaws)
 }
 
 // tlsRoute reads a TLSRoute (contract 10.6); its versions differ in nothing that is here.
-func (r *reader) tlsRoute(o object) {
+func (r *Reader) tlsRoute(o Object) *Route {
 	var t gatewayv1.TLSRoute
-	flaws := r.strict(o, &t)
+	flaws := r.Strict(o, &t)
 	in := routeIn{kind: model.TLSRoute, meta: &t.ObjectMeta, spec: &t.Spec.CommonRouteSpec, hostnames: t.Spec.Hostnames}
 	for i := range t.Spec.Rules {
 		in.rules = append(in.rules, ruleIn{name: t.Spec.Rules[i].Name, backends: plainBackends(t.Spec.Rules[i].BackendRefs)})
 	}
-	r.route(o, &in, flaws)
+	return r.route(o, &in, flaws)
 }
 
 func plainBackends(in []gatewayv1.BackendRef) (out []gatewayv1.HTTPBackendRef) {
@@ -152,10 +167,10 @@ func plainBackends(in []gatewayv1.BackendRef) (out []gatewayv1.HTTPBackendRef) {
 // marked, with matches at least as wide as it asked for, so that its requests are
 // refused and not served by another.
 type routeReader struct {
-	r       *reader
-	o       object
+	r       *Reader
+	o       Object
 	in      *routeIn
-	f       *routeFacts
+	f       *Route
 	marks   map[string]string
 	reasons []int // said of each rule
 	said    int
@@ -176,53 +191,54 @@ func (c *routeReader) words(requests, connections string) string {
 
 func (c *routeReader) report(line int, format string, args ...any) {
 	switch c.said++; {
-	case c.said < maxRefusals:
-		c.r.report(c.o.String(), line, format, args...)
-	case c.said == maxRefusals:
-		c.r.report(c.o.String(), line, "more is wrong with this route than is said here: mend the above first")
+	case c.said < MaxRefusals:
+		c.r.Report(c.o.String(), line, format, args...)
+	case c.said == MaxRefusals:
+		c.r.Report(c.o.String(), line, "more is wrong with this route than is said here: mend the above first")
 	}
 }
 
 // route takes what a kind's own reader made of an object.
-func (r *reader) route(o object, in *routeIn, flaws []flaw) {
-	c := routeReader{r: r, o: o, in: in, f: &routeFacts{}}
-	flaws = append(flaws, r.ownAnnotations(o, in.meta.Annotations, AnnotationInvalid)...)
-	c.f.route = model.Route{Kind: in.kind, Namespace: o.namespace, Name: o.name, Created: in.meta.CreationTimestamp.UTC()}
+func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
+	c := routeReader{r: r, o: o, in: in, f: &Route{}}
+	flaws = append(flaws, r.OwnAnnotations(o, in.meta.Annotations, AnnotationInvalid)...)
+	c.f.Route = model.Route{Kind: in.kind, Namespace: o.Namespace, Name: o.Name, Created: in.meta.CreationTimestamp.UTC()}
 	c.readMarks(&flaws)
 	c.parents(&flaws)
-	if len(c.f.route.Parents) == 0 && len(in.spec.ParentRefs) > 0 && len(flaws) == 0 {
-		return // attached to nothing of ours; said already
+	if len(c.f.Route.Parents) == 0 && len(in.spec.ParentRefs) > 0 && (len(flaws) == 0 || r.API && !slices.ContainsFunc(flaws, ofParents)) {
+		return nil // attached to nothing of ours; said already
 	}
+	flaws = r.tolerate(o, flaws)
 	c.hostnames(&flaws)
 	for i := range in.rules {
 		c.rule(i)
 	}
 	if len(in.rules) == 0 && c.raw() {
-		c.report(o.at("spec", "rules"), "no rules: nothing is forwarded; write one with backendRefs")
+		c.report(o.At("spec", "rules"), "no rules: nothing is forwarded; write one with backendRefs")
 	}
 	c.widen(flaws)
 	// Flaws inside a rule spoil that rule; any other spoils them all, for who
 	// can say what was meant.
 	each := c.words("requests that pick it get 500", "connections that pick it are refused")
 	for _, f := range flaws {
-		if i, ok := ruleOf(f.path); ok && i < len(c.f.route.Rules) {
-			c.spoil(i, place(r.file, f.line)+": "+f.reason)
-			c.report(f.line, "%s; rules[%d] is refused: %s", f.reason, i, each)
+		if i, ok := ruleOf(f.Path); ok && i < len(c.f.Route.Rules) {
+			c.spoil(i, r.because(f))
+			c.report(f.Line, "%s; rules[%d] is refused: %s", f.Reason, i, each)
 			continue
 		}
-		c.report(f.line, "%s; the whole route is refused: %s", f.reason, each)
-		if len(c.f.route.Rules) == 0 {
-			c.f.route.Rules, c.reasons = make([]model.Rule, 1), make([]int, 1)
+		c.report(f.Line, "%s; the whole route is refused: %s", f.Reason, each)
+		if len(c.f.Route.Rules) == 0 {
+			c.f.Route.Rules, c.reasons = make([]model.Rule, 1), make([]int, 1)
 		}
-		for i := range c.f.route.Rules {
-			c.spoil(i, place(r.file, f.line)+": "+f.reason)
+		for i := range c.f.Route.Rules {
+			c.spoil(i, r.because(f))
 		}
 	}
-	if len(c.f.route.Parents) == 0 {
-		c.report(o.line(), "no parentRef names a Service: the route is attached to nothing")
-		return
+	if len(c.f.Route.Parents) == 0 {
+		c.report(o.Line(), "no parentRef names a Service: the route is attached to nothing")
+		return nil
 	}
-	r.add(o, item{route: c.f})
+	return c.f
 }
 
 // matchField finds rule, match and field in "spec.rules[0].matches[1].headers[2].value".
@@ -231,23 +247,23 @@ var matchField = regexp.MustCompile(`^spec\.rules\[(\d+)\]\.matches\[(\d+)\]\.(\
 // widen takes out of the matches what the decoder could not read of them: left
 // empty it would compare with nothing, and requests meant for the rule, which
 // is refused, would be served by another.
-func (c *routeReader) widen(flaws []flaw) {
+func (c *routeReader) widen(flaws []Flaw) {
 	for _, f := range flaws {
-		if f.path == beyond { // anything may be wrong
-			for i := range c.f.route.Rules {
-				c.f.route.Rules[i].Matches = nil
+		if f.Path == beyond { // anything may be wrong
+			for i := range c.f.Route.Rules {
+				c.f.Route.Rules[i].Matches = nil
 			}
 		}
-		at := matchField.FindStringSubmatch(f.path)
+		at := matchField.FindStringSubmatch(f.Path)
 		if at == nil {
 			continue
 		}
 		i, err := strconv.Atoi(at[1])
 		j, err2 := strconv.Atoi(at[2])
-		if err != nil || err2 != nil || i >= len(c.f.route.Rules) || j >= len(c.f.route.Rules[i].Matches) {
+		if err != nil || err2 != nil || i >= len(c.f.Route.Rules) || j >= len(c.f.Route.Rules[i].Matches) {
 			continue
 		}
-		switch m := &c.f.route.Rules[i].Matches[j]; at[3] {
+		switch m := &c.f.Route.Rules[i].Matches[j]; at[3] {
 		case "path":
 			m.PathKind, m.Path = model.PathAny, ""
 		case "method":
@@ -258,6 +274,11 @@ func (c *routeReader) widen(flaws []flaw) {
 			m.Query = nil
 		}
 	}
+}
+
+// ofParents: f may hide a parent.
+func ofParents(f Flaw) bool {
+	return f.Path == "" || f.Path == beyond || strings.HasPrefix(f.Path, "spec.parentRefs")
 }
 
 // ruleOf finds i in "spec.rules[i]...".
@@ -273,7 +294,7 @@ func ruleOf(path string) (int, bool) {
 
 // spoil adds a reason to what is wrong with rule i.
 func (c *routeReader) spoil(i int, why string) {
-	c.f.route.Rules[i].Invalid = addReason(c.f.route.Rules[i].Invalid, why, &c.reasons[i])
+	c.f.Route.Rules[i].Invalid = addReason(c.f.Route.Rules[i].Invalid, why, &c.reasons[i])
 }
 
 // addReason joins reasons up to a bound; n counts them.
@@ -290,14 +311,14 @@ func addReason(have, why string, n *int) string {
 }
 
 // readMarks reads AnnotationInvalid.
-func (c *routeReader) readMarks(flaws *[]flaw) {
-	text, ok := c.in.meta.Annotations[AnnotationInvalid]
+func (c *routeReader) readMarks(flaws *[]Flaw) {
+	text, ok := c.r.own(c.in.meta.Annotations, AnnotationInvalid)
 	if !ok {
 		return
 	}
 	bad := func(format string, args ...any) {
-		*flaws = append(*flaws, flaw{"", c.o.at("metadata", "annotations", AnnotationInvalid),
-			"annotation " + AnnotationInvalid + ": " + fmt.Sprintf(format, args...)})
+		*flaws = append(*flaws, Flaw{Line: c.o.At("metadata", "annotations", AnnotationInvalid),
+			Reason: "annotation " + AnnotationInvalid + ": " + fmt.Sprintf(format, args...)})
 	}
 	var marks map[string]string
 	if err := json.Unmarshal([]byte(text), &marks); err != nil {
@@ -344,21 +365,28 @@ func (c *routeReader) marked(key string) bool {
 }
 
 // parents keeps the parentRefs that are Services (contract 10.1).
-func (c *routeReader) parents(flaws *[]flaw) {
-	at := func(path ...string) int { return c.o.at(append([]string{"spec"}, path...)...) }
+func (c *routeReader) parents(flaws *[]Flaw) {
+	at := func(path ...string) int { return c.o.At(append([]string{"spec"}, path...)...) }
 	for i := range c.in.spec.ParentRefs {
 		p := &c.in.spec.ParentRefs[i]
 		kind := value(p.Kind, "Gateway")
-		if group := value(p.Group, ""); kind != "Service" || group != "" && group != "core" {
+		group := value(p.Group, "")
+		if c.r.API && group == GatewayGroup {
+			group = "" // what the API server writes where nothing was; the group has no Service of its own (contract 10.1)
+		}
+		if kind != "Service" || group != "" && group != "core" {
+			if c.r.API {
+				continue // a gateway's affair
+			}
 			c.report(at("parentRefs", strconv.Itoa(i)), "parentRefs[%d] is a %.100s: this source attaches routes to Services (group \"\", kind Service) and leaves this parent alone", i, kind)
 			continue
 		}
-		ref := model.ParentRef{Service: model.ServiceName{Namespace: string(value(p.Namespace, gatewayv1.Namespace(c.o.namespace))), Name: string(p.Name)}}
+		ref := model.ParentRef{Service: model.ServiceName{Namespace: string(value(p.Namespace, gatewayv1.Namespace(c.o.Namespace))), Name: string(p.Name)}}
 		bad := func(field, format string, args ...any) {
-			*flaws = append(*flaws, flaw{fmt.Sprintf("spec.parentRefs[%d]", i), at("parentRefs", strconv.Itoa(i), field), fmt.Sprintf("parentRefs[%d]: ", i) + fmt.Sprintf(format, args...)})
+			*flaws = append(*flaws, Flaw{Path: fmt.Sprintf("spec.parentRefs[%d]", i), Line: at("parentRefs", strconv.Itoa(i), field), Reason: fmt.Sprintf("parentRefs[%d]: ", i) + fmt.Sprintf(format, args...)})
 		}
 		if why := badService(ref.Service); why != "" {
-			*flaws = append(*flaws, flaw{"", at("parentRefs", strconv.Itoa(i)), fmt.Sprintf("parentRefs[%d]: %s", i, why)})
+			*flaws = append(*flaws, Flaw{Line: at("parentRefs", strconv.Itoa(i)), Reason: fmt.Sprintf("parentRefs[%d]: %s", i, why)})
 			continue
 		}
 		if p.Port != nil {
@@ -371,19 +399,19 @@ func (c *routeReader) parents(flaws *[]flaw) {
 		if p.SectionName != nil {
 			bad("sectionName", "sectionName of a Service is not built: write port instead")
 		}
-		c.f.route.Parents = append(c.f.route.Parents, ref)
+		c.f.Route.Parents = append(c.f.Route.Parents, ref)
 	}
-	if c.in.spec.UseDefaultGateways != "" {
+	if c.in.spec.UseDefaultGateways != "" && !c.r.API {
 		c.report(at("useDefaultGateways"), "useDefaultGateways is ignored: this source attaches routes to Services only; remove it")
 	}
 }
 
 // hostnames are the server names of a TLSRoute. On other routes of a Service they
 // mean nothing: the parent's names decide (contract 10.2).
-func (c *routeReader) hostnames(flaws *[]flaw) {
-	line := c.o.at("spec", "hostnames")
+func (c *routeReader) hostnames(flaws *[]Flaw) {
+	line := c.o.At("spec", "hostnames")
 	if c.in.kind != model.TLSRoute {
-		if len(c.in.hostnames) > 0 && len(c.f.route.Parents) > 0 {
+		if len(c.in.hostnames) > 0 && len(c.f.Route.Parents) > 0 {
 			c.report(line, "hostnames mean nothing on a route of a Service and are ignored: the Service's names are the route's; remove them")
 		}
 		return
@@ -392,19 +420,19 @@ func (c *routeReader) hostnames(flaws *[]flaw) {
 	case n == 0:
 		c.report(line, "no hostnames: a TLSRoute is chosen by the server name, and takes nothing without one; write them")
 	case n > maxServerNames:
-		*flaws = append(*flaws, flaw{"", line, fmt.Sprintf("%d hostnames, the limit is %d: write several routes", n, maxServerNames)})
+		*flaws = append(*flaws, Flaw{Line: line, Reason: fmt.Sprintf("%d hostnames, the limit is %d: write several routes", n, maxServerNames)})
 		c.in.hostnames = c.in.hostnames[:maxServerNames]
 	}
 	have := map[string]bool{}
 	for i, h := range c.in.hostnames {
 		name := strings.ToLower(string(h))
 		if why := badHost(strings.TrimPrefix(name, "*.")); why != "" {
-			*flaws = append(*flaws, flaw{"", c.o.at("spec", "hostnames", strconv.Itoa(i)), fmt.Sprintf("hostnames[%d]: %.100q %s, or *. and one", i, h, why)})
+			*flaws = append(*flaws, Flaw{Line: c.o.At("spec", "hostnames", strconv.Itoa(i)), Reason: fmt.Sprintf("hostnames[%d]: %.100q %s, or *. and one", i, h, why)})
 			continue
 		}
 		if !have[name] {
 			have[name] = true
-			c.f.route.ServerNames = append(c.f.route.ServerNames, name)
+			c.f.Route.ServerNames = append(c.f.Route.ServerNames, name)
 		}
 	}
 }
@@ -442,10 +470,10 @@ type ruleReader struct {
 	mark string // not empty: whoever marked the rule said what is wrong with it
 }
 
-func (c *ruleReader) rule() *model.Rule { return &c.f.route.Rules[c.i] }
+func (c *ruleReader) rule() *model.Rule { return &c.f.Route.Rules[c.i] }
 
 func (c *ruleReader) at(path ...string) int {
-	return c.o.at(append([]string{"spec", "rules", strconv.Itoa(c.i)}, path...)...)
+	return c.o.At(append([]string{"spec", "rules", strconv.Itoa(c.i)}, path...)...)
 }
 
 // refuse makes the rule invalid.
@@ -460,7 +488,7 @@ func (c *ruleReader) refuse(line int, format string, args ...any) {
 
 func (c *routeReader) rule(i int) {
 	in := &c.in.rules[i]
-	c.f.route.Rules = append(c.f.route.Rules, model.Rule{Name: string(value(in.name, ""))})
+	c.f.Route.Rules = append(c.f.Route.Rules, model.Rule{Name: string(value(in.name, ""))})
 	c.reasons = append(c.reasons, 0)
 	t := ruleReader{c, i, in, c.marks[strconv.Itoa(i)]}
 	rule := t.rule()
@@ -501,7 +529,7 @@ func (c *ruleReader) timeouts() {
 	t.Backend = c.duration(in.BackendRequest, "timeouts", "backendRequest")
 	if t.Request > 0 && t.Backend > t.Request {
 		c.refuse(c.at("timeouts", "backendRequest"), "timeouts: backendRequest, %s, is longer than request, %s: shorten it",
-			formatDuration(t.Backend), formatDuration(t.Request))
+			FormatDuration(t.Backend), FormatDuration(t.Request))
 	}
 }
 
@@ -597,8 +625,8 @@ func (c *ruleReader) backend(j int) model.BackendRef {
 			why = fmt.Sprintf(format, args...)
 		}
 	}
-	if w := value(in.Weight, 1); w < 0 || w > maxWeight {
-		bad("weight %d: write a number from 0 to %d", w, maxWeight)
+	if w := value(in.Weight, 1); w < 0 || w > MaxWeight {
+		bad("weight %d: write a number from 0 to %d", w, MaxWeight)
 	} else {
 		b.Weight = uint32(w)
 	}
@@ -621,7 +649,7 @@ func (c *ruleReader) backend(j int) model.BackendRef {
 
 // permit notes a reference that a ReferenceGrant has to permit (contract 10.5).
 func (c *routeReader) permit(b *model.BackendRef, ref foreignRef) {
-	if b.Service.Namespace != c.o.namespace {
+	if b.Service.Namespace != c.o.Namespace {
 		c.f.foreign = append(c.f.foreign, ref)
 	}
 }
@@ -629,7 +657,7 @@ func (c *routeReader) permit(b *model.BackendRef, ref foreignRef) {
 // destination reads what backendRefs and mirrors name; the weight is 1.
 func (c *routeReader) destination(in *gatewayv1.BackendObjectReference) (b model.BackendRef, why string) {
 	b = model.BackendRef{
-		Service: model.ServiceName{Namespace: string(value(in.Namespace, gatewayv1.Namespace(c.o.namespace))), Name: string(in.Name)},
+		Service: model.ServiceName{Namespace: string(value(in.Namespace, gatewayv1.Namespace(c.o.Namespace))), Name: string(in.Name)},
 		Weight:  1,
 	}
 	bad := func(format string, args ...any) {
