@@ -1,0 +1,393 @@
+package gamma
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/json"
+	"sigs.k8s.io/yaml"
+
+	"aether/controlplane/input"
+	"aether/dataplane/model"
+)
+
+// object is YAML as an API server's client decodes it.
+func object(t testing.TB, text string) map[string]any {
+	t.Helper()
+	b, err := yaml.YAMLToJSON([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var u map[string]any
+	if err := json.Unmarshal(b, &u); err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+// put is Set of YAML.
+func (s *State) put(t testing.TB, kind, text string) {
+	t.Helper()
+	s.Set(kind, object(t, text))
+}
+
+// said are the problems that s has, one a line.
+func (s *State) said() string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(s.problems)) {
+		for _, p := range s.problems[k] {
+			out = append(out, p.Object+": "+p.Reason)
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+func routeTo(name, backend string) string {
+	return `{metadata: {name: ` + name + `, namespace: shop}, spec: {parentRefs: [{kind: Service, group: "", name: cart}], rules: [{backendRefs: [` + backend + `]}]}}`
+}
+
+// A grant concerns the routes that point into its namespace, and no other is
+// looked at again.
+func TestGrantsTouchWhatTheyConcern(t *testing.T) {
+	s := NewState("", input.Settings{})
+	s.put(t, KindHTTPRoute, routeTo("into-db", "{name: pg, namespace: db, port: 80}"))
+	for i := range 20 {
+		s.put(t, KindHTTPRoute, routeTo(fmt.Sprint("own-", i), "{name: cart, port: 80}"))
+		s.put(t, KindGRPCRoute, routeTo(fmt.Sprint("into-mail-", i), "{name: mx, namespace: mail, port: 80}"))
+	}
+	s.Take()
+	key := input.RouteKey{Kind: model.HTTPRoute, Namespace: "shop", Name: "into-db"}
+	invalid := func() string { return s.routes[key].out.Rules[0].Backends[0].Invalid }
+	if !strings.HasPrefix(invalid(), "RefNotPermitted: ") || !strings.Contains(s.said(), "HTTPRoute shop/into-db: rules[0].backendRefs[0]: RefNotPermitted") {
+		t.Fatalf("without a grant: %q\n%s", invalid(), s.said())
+	}
+	const grant = `{metadata: {name: g, namespace: db}, spec: {from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}], to: [{group: "", kind: Service}]}}`
+	before := s.resolved
+	s.put(t, KindReferenceGrant, grant)
+	b := s.Take()
+	if invalid() != "" || len(b.Routes) != 1 || len(b.Routes[key]) != 1 || s.resolved != before+1 {
+		t.Errorf("with a grant: %q, changed %v, %d translations", invalid(), b.Routes, s.resolved-before)
+	}
+	if problems, ok := b.Problems["HTTPRoute shop/into-db"]; !ok || len(problems) != 0 {
+		t.Errorf("its problem is not taken back: %v", b.Problems)
+	}
+	if s.put(t, KindReferenceGrant, grant); s.resolved != before+1 {
+		t.Error("the same grant again had something translated")
+	}
+	if b := s.Take(); !b.Empty() {
+		t.Errorf("the same grant again says %+v", b)
+	}
+	s.Delete(KindReferenceGrant, "db", "g")
+	if b := s.Take(); !strings.HasPrefix(invalid(), "RefNotPermitted") || len(b.Routes) != 1 {
+		t.Errorf("the grant went: %q, %v", invalid(), b.Routes)
+	}
+	s.Clear(KindHTTPRoute)
+	if b := s.Take(); len(b.Routes) != 21 || len(b.Routes[key]) != 0 || s.Count(KindHTTPRoute) != 0 || s.Count(KindGRPCRoute) != 20 {
+		t.Errorf("all went: %v", b.Routes)
+	}
+	if strings.Contains(s.said(), "HTTPRoute") {
+		t.Errorf("problems of routes that went: %s", s.said())
+	}
+}
+
+// userService has two ports by name and one by number.
+func userService(name string) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", Ports: []corev1.ServicePort{
+			{Name: "web", Port: 80, TargetPort: intstr.FromString("http")},
+			{Name: "dns", Port: 80, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromString("dns")},
+			{Name: "plain", Port: 81, TargetPort: intstr.FromInt32(8081)},
+		}},
+	}
+}
+
+type portIs struct {
+	name   string
+	udp    bool
+	number int32
+}
+
+func sliceOf(service, name string, ready bool, endpoints int, ports ...portIs) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
+	for range endpoints {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+	}
+	for _, p := range ports {
+		proto := corev1.ProtocolTCP
+		if p.udp {
+			proto = corev1.ProtocolUDP
+		}
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &p.name, Port: &p.number, Protocol: &proto})
+	}
+	return s
+}
+
+// TestPortMap: contract 4.10, the Service port map of user-owned Services.
+func TestPortMap(t *testing.T) {
+	web, dns := portIs{"web", false, 8080}, portIs{"dns", true, 5353}
+	for _, tt := range []struct {
+		name   string
+		slices []*discoveryv1.EndpointSlice
+		want   string // targets of 80, 80/UDP, 81
+		why    string
+	}{
+		{"no slice", nil, "0 0 8081", `port 80: targetPort "http" names nothing: no EndpointSlice of the Service has the port`},
+		{"one slice", []*discoveryv1.EndpointSlice{sliceOf("cart", "a", true, 2, web, dns)}, "8080 5353 8081", ""},
+		{"split by port, case 147", []*discoveryv1.EndpointSlice{sliceOf("cart", "a", true, 1, web), sliceOf("cart", "b", true, 1, dns)}, "8080 5353 8081", ""},
+		{"pods disagree, case 147", []*discoveryv1.EndpointSlice{sliceOf("cart", "a", true, 1, web, dns), sliceOf("cart", "b", true, 1, portIs{"web", false, 9090})},
+			"0 5353 8081", `port 80: targetPort "http" names nothing: the Service's pods disagree, 8080 and 9090`},
+		{"one without endpoints has no say", []*discoveryv1.EndpointSlice{sliceOf("cart", "a", true, 1, web, dns), sliceOf("cart", "b", true, 0, portIs{"web", false, 9090})}, "8080 5353 8081", ""},
+		{"of the other protocol", []*discoveryv1.EndpointSlice{sliceOf("cart", "a", true, 1, portIs{"web", true, 8080}, dns)}, "0 5353 8081", "80: targetPort"},
+		{"of another Service", []*discoveryv1.EndpointSlice{sliceOf("other", "a", true, 1, web, dns)}, "0 0 8081", "names nothing"},
+		{"a port of the mesh", []*discoveryv1.EndpointSlice{sliceOf("cart", "a", true, 1, portIs{"web", false, 18081}, dns)}, "0 5353 8081", "it is 18081, which is the mesh's own"},
+		{"no port", []*discoveryv1.EndpointSlice{sliceOf("cart", "a", true, 1, portIs{"web", false, 0}, dns)}, "0 5353 8081", "names nothing"},
+		{"not ready", []*discoveryv1.EndpointSlice{sliceOf("cart", "a", false, 1, web, dns)}, "8080 5353 8081", ""},
+	} {
+		s := NewState("", input.Settings{})
+		s.SetService(userService("cart"))
+		if got := targets(s, "cart"); got != "0 0 8081" || !strings.Contains(s.said(), "not known: they have not been read yet") {
+			t.Errorf("%s: before the slices are read: %s\n%s", tt.name, got, s.said())
+		}
+		for _, sl := range tt.slices {
+			s.SetSlice(sl)
+		}
+		s.SlicesUnread("")
+		if got := targets(s, "cart"); got != tt.want || !strings.Contains(s.said(), tt.why) || tt.why == "" && s.said() != "" {
+			t.Errorf("%s: %s, want %s\n%s", tt.name, got, tt.want, s.said())
+		}
+		// Case 146: whatever slices say of endpoints and their readiness, of this Service or
+		// another, gives no endpoint to anything.
+		if b := s.Whole(); len(b.Endpoints) != 0 || len(b.Catalog) != 0 {
+			t.Errorf("%s: endpoints %v", tt.name, b.Endpoints)
+		}
+		for _, sl := range tt.slices {
+			s.Delete(KindEndpointSlice, "shop", sl.Name)
+		}
+		if got := targets(s, "cart"); got != "0 0 8081" {
+			t.Errorf("%s: with its slices gone: %s", tt.name, got)
+		}
+	}
+}
+
+func targets(s *State, service string) string {
+	var out []string
+	for _, p := range s.services[name{Namespace: "shop", Name: service}].out.Ports {
+		out = append(out, fmt.Sprint(p.Target))
+	}
+	return strings.Join(out, " ")
+}
+
+// Only Services with named target ports ask for slices, and a slice that is given to
+// another Service is taken from the first.
+func TestSlicesOnNeed(t *testing.T) {
+	s := NewState("", input.Settings{})
+	s.SlicesUnread("")
+	plain := userService("plain")
+	plain.Spec.Ports, plain.Spec.ClusterIP = plain.Spec.Ports[2:], "10.96.0.8"
+	s.SetService(plain)
+	s.SetService(userService("cart"))
+	other := userService("other")
+	other.Spec.ClusterIP = "10.96.0.7"
+	s.SetService(other)
+	if got := fmt.Sprint(s.Named()); got != "[shop/cart shop/other]" {
+		t.Errorf("named: %s", got)
+	}
+	s.SetSlice(sliceOf("cart", "a", true, 1, portIs{"web", false, 8080}))
+	s.SetSlice(sliceOf("other", "a", true, 1, portIs{"web", false, 8080}))
+	if c, o := targets(s, "cart"), targets(s, "other"); c != "0 0 8081" || o != "8080 0 8081" {
+		t.Errorf("the slice moved: %s, %s", c, o)
+	}
+	cart := userService("cart")
+	cart.Spec.Ports = cart.Spec.Ports[2:]
+	s.SetService(cart)
+	s.Delete(KindService, "shop", "other")
+	if len(s.Named()) != 0 || s.said() != "" {
+		t.Errorf("named: %v\n%s", s.Named(), s.said())
+	}
+	if b := s.Take(); len(b.Services[name{Namespace: "shop", Name: "other"}]) != 0 || len(b.Services) != 3 {
+		t.Errorf("%v", b.Services)
+	}
+}
+
+// Case 174: a field of a newer version beside the rules is said and changes nothing;
+// one in a rule, where it may narrow what is asked for, refuses that rule alone. A field
+// of the server's own, in metadata, status or beside spec, is not even said.
+func TestCase174NewerFields(t *testing.T) {
+	s := NewState("", input.Settings{})
+	s.put(t, KindHTTPRoute, `
+metadata: {name: r, namespace: shop, generation: 3, brandNew: 1, creationTimestamp: "2026-10-01T08:00:00Z", managedFields: [{manager: x}]}
+spec:
+  brandNew: {a: 1}
+  parentRefs: [{kind: Service, group: "", name: cart}]
+  rules:
+  - backendRefs: [{name: cart, port: 80}]
+  - matches: [{path: {type: PathPrefix, value: /admin}, cookies: [{name: a}]}]
+    backendRefs: [{name: cart, port: 80}]
+status: {brandNew: 1}
+brandNew: 1
+`)
+	rules := s.routes[input.RouteKey{Kind: model.HTTPRoute, Namespace: "shop", Name: "r"}].out.Rules
+	if len(rules) != 2 || rules[0].Invalid != "" || !strings.Contains(rules[1].Invalid, `unknown field "spec.rules[1].matches[0].cookies"`) || rules[1].Matches[0].Path != "/admin" {
+		t.Errorf("%+v", rules)
+	}
+	const want = `HTTPRoute shop/r: field "spec.brandNew" is of a newer version than this program and changes nothing: the rest is in force
+HTTPRoute shop/r: unknown field "spec.rules[1].matches[0].cookies": correct or remove it; rules[1] is refused: requests that pick it get 500`
+	if s.said() != want {
+		t.Errorf("said\n%s\nwant\n%s", s.said(), want)
+	}
+	// A policy is in force whole or refuses.
+	s.put(t, KindHTTPFilter, `{metadata: {name: f, namespace: shop}, spec: {scope: SCOPE_CHAIN, targetRefs: [{kind: Service, name: cart}], brandNew: 1, rbac: {policies: []}}}`)
+	if f := s.filters[name{Namespace: "shop", Name: "f"}]; f.Invalid == "" || f.RBAC != nil || len(f.Targets) != 1 {
+		t.Errorf("%+v", f)
+	}
+	// A grant that may grant less is none.
+	s.put(t, KindReferenceGrant, `{metadata: {name: g, namespace: db}, spec: {from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop, only: x}], to: [{group: "", kind: Service}]}}`)
+	if len(s.grants) != 0 {
+		t.Errorf("%+v", s.grants)
+	}
+}
+
+// Routes of gateways are none of the mesh and nobody is told of them, right or wrong; the
+// API server's default group beside kind Service is core's.
+func TestParentsOfAPIObjects(t *testing.T) {
+	s := NewState("", input.Settings{})
+	s.put(t, KindHTTPRoute, `{metadata: {name: gw, namespace: shop}, spec: {brandNew: 1, hostnames: [a.example], parentRefs: [{kind: Gateway, group: gateway.networking.k8s.io, name: g}], rules: [{brandNew: 1}]}}`)
+	if b := s.Take(); !b.Empty() {
+		t.Errorf("%+v", b)
+	}
+	s.put(t, KindHTTPRoute, `{metadata: {name: r, namespace: shop}, spec: {parentRefs: [{kind: Service, group: gateway.networking.k8s.io, name: cart}, {kind: Gateway, name: g}], rules: [{backendRefs: [{name: cart, port: 80}]}]}}`)
+	r := s.Take().Routes[input.RouteKey{Kind: model.HTTPRoute, Namespace: "shop", Name: "r"}]
+	if len(r) != 1 || len(r[0].Parents) != 1 || r[0].Parents[0].Service.Name != "cart" || s.said() != "" {
+		t.Errorf("%+v\n%s", r, s.said())
+	}
+	// It turns to a gateway: the mesh has it no more.
+	s.put(t, KindHTTPRoute, `{metadata: {name: r, namespace: shop}, spec: {parentRefs: [{kind: Gateway, name: g}], rules: []}}`)
+	if b := s.Take(); len(b.Routes) != 1 || len(b.Routes[input.RouteKey{Kind: model.HTTPRoute, Namespace: "shop", Name: "r"}]) != 0 {
+		t.Errorf("%+v", b)
+	}
+}
+
+// MeshConfig: field by field from the control plane's own, then the flags (contract 10.9).
+func TestSettings(t *testing.T) {
+	flags := input.Settings{SameNode: model.InProcess, AccessLogSuccess: 100, TraceSample: 0.5, Tracing: true}
+	s := NewState("mesh", flags)
+	if got := *s.Whole().Settings; got != flags {
+		t.Errorf("flags alone: %+v", got)
+	}
+	s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: mesh}, spec: {routeSemantics: GatewayAPI, hopSource: node, proxy: {accessLogsEnabled: true, accessLogSuccessSampleRate: 0.5, tracingEnabled: false}}}`)
+	want := flags
+	want.Semantics, want.HopFromNode, want.AccessLogs, want.AccessLogSuccess, want.Tracing = model.GatewayAPI, true, true, 1, false
+	if b := s.Take(); b.Settings == nil || *b.Settings != want {
+		t.Errorf("%+v, want %+v", b.Settings, want)
+	}
+	s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: shop}, spec: {routeSemantics: Aether}}`)
+	if b := s.Take(); b.Settings != nil || !strings.Contains(s.said(), "MeshConfig shop/default: changes nothing: settings are of the whole mesh here, and MeshConfig mesh/default has them") {
+		t.Errorf("another namespace's: %+v\n%s", b.Settings, s.said())
+	}
+	s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: mesh}, spec: {sameNode: mTLS, routeSemantics: Both}}`)
+	if b := s.Take(); b.Settings == nil || *b.Settings != flags || !strings.Contains(s.said(), `spec.routeSemantics "Both" does not exist`) {
+		t.Errorf("a refused one: %+v\n%s", b.Settings, s.said())
+	}
+	s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: mesh}, spec: {sameNode: mTLS, newer: 1}}`)
+	want = flags
+	want.SameNode = model.MTLS
+	if b := s.Take(); b.Settings == nil || *b.Settings != want || !strings.Contains(s.said(), `field "spec.newer" is of a newer version`) {
+		t.Errorf("a newer one: %+v\n%s", b.Settings, s.said())
+	}
+	s.Delete(KindMeshConfig, "mesh", "default")
+	if b := s.Take(); b.Settings == nil || *b.Settings != flags {
+		t.Errorf("gone: %+v", b.Settings)
+	}
+}
+
+// What is not carried yet is said of each object, and of EndpointPolicies of one
+// Service which would count (contract 10.8).
+func TestInertKinds(t *testing.T) {
+	s := NewState("", input.Settings{})
+	s.put(t, KindUDPRoute, `{metadata: {name: u, namespace: shop}, spec: {parentRefs: [{kind: Service, group: "", name: dns}, {kind: Gateway, name: g}], rules: [{backendRefs: [{name: dns, port: 53}]}]}}`)
+	s.put(t, KindEndpointPolicy, `{metadata: {name: b, namespace: shop}, spec: {targetRef: {kind: Service, name: cart}, udsSocket: app/http.sock}}`)
+	s.put(t, KindEndpointPolicy, `{metadata: {name: a, namespace: shop}, spec: {targetRef: {kind: Service, name: cart}, udsSocket: app/http.sock}}`)
+	s.put(t, KindEndpointPolicy, `{metadata: {name: c, namespace: shop}, spec: {targetRef: {kind: Pod, name: cart}, udsSocket: app/http.sock}}`)
+	const want = `EndpointPolicy shop/a: delivery to a Unix socket is not built yet: the pods' ports are delivered over TCP to 127.0.0.1
+EndpointPolicy shop/b: is not in force: EndpointPolicy shop/a is for the same Service and comes first by name; remove one of the two
+EndpointPolicy shop/c: targetRef is a "Pod" of group "": name a Service of group ""; the object is not in force
+UDPRoute shop/u: UDP is not carried yet: the route changes nothing, and datagrams to Service shop/dns go where they would without it`
+	if s.said() != want {
+		t.Errorf("said\n%s\nwant\n%s", s.said(), want)
+	}
+	s.Delete(KindEndpointPolicy, "shop", "a")
+	s.Delete(KindEndpointPolicy, "shop", "c")
+	s.Delete(KindUDPRoute, "shop", "u")
+	if want := "EndpointPolicy shop/b: delivery to a Unix socket is not built yet: the pods' ports are delivered over TCP to 127.0.0.1"; s.said() != want {
+		t.Errorf("said\n%s\nwant\n%s", s.said(), want)
+	}
+	if b := s.Whole(); len(b.Routes)+len(b.Filters)+len(b.Services) != 0 {
+		t.Errorf("%+v", b)
+	}
+}
+
+// Case 171 over the API: a bad rule is refused, its neighbours and the other routes work.
+func TestCase171OverAPI(t *testing.T) {
+	s := NewState("", input.Settings{})
+	s.put(t, KindHTTPRoute, `{metadata: {name: r, namespace: shop}, spec: {parentRefs: [{kind: Service, group: "", name: cart}], rules: [{matches: [{path: {type: PathPrefix, value: //a}}]}, {matches: [{path: {type: PathPrefix, value: /b}}]}]}}`)
+	s.put(t, KindHTTPRoute, routeTo("good", "{name: cart, port: 80}"))
+	b := s.Whole()
+	rules := b.Routes[input.RouteKey{Kind: model.HTTPRoute, Namespace: "shop", Name: "r"}][0].Rules
+	if rules[0].Invalid == "" || rules[1].Invalid != "" || len(b.Routes) != 2 || len(b.Problems) != 1 {
+		t.Errorf("%+v\n%v", rules, b.Problems)
+	}
+}
+
+// An annotation that files carry means nothing on an API server's object.
+func TestFileAnnotationsAreFiles(t *testing.T) {
+	s := NewState("", input.Settings{})
+	s.SlicesUnread("")
+	svc := userService("cart")
+	svc.Annotations = map[string]string{AnnotationTargetPorts: "80=9999", AnnotationPrefix + "x": "y"}
+	s.SetService(svc)
+	s.put(t, KindHTTPRoute, `{metadata: {name: r, namespace: shop, annotations: {file.aether.io/invalid: '{"0":"why"}'}}, spec: {parentRefs: [{kind: Service, group: "", name: cart}], rules: [{}]}}`)
+	if got := targets(s, "cart"); got != "0 0 8081" {
+		t.Errorf("targets %s", got)
+	}
+	if r := s.routes[input.RouteKey{Kind: model.HTTPRoute, Namespace: "shop", Name: "r"}].out; r.Rules[0].Invalid != "" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// BenchmarkChange is what one changed route costs among 2,000 routes and as many Services.
+func BenchmarkChange(b *testing.B) {
+	s := NewState("", input.Settings{})
+	s.SlicesUnread("")
+	var objects []map[string]any
+	for i := range 2000 {
+		svc := userService(fmt.Sprint("svc-", i))
+		svc.Spec.ClusterIP = fmt.Sprintf("10.96.%d.%d", 1+i/250, 1+i%250)
+		s.SetService(svc)
+		objects = append(objects, object(b, routeTo(fmt.Sprint("route-", i), "{name: pg, namespace: db, port: 80}")))
+		s.Set(KindHTTPRoute, objects[i])
+	}
+	s.Take()
+	port := int64(80)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		port++
+		o := objects[i%len(objects)]
+		rule := o["spec"].(map[string]any)["rules"].([]any)[0].(map[string]any)
+		rule["backendRefs"].([]any)[0].(map[string]any)["port"] = 1000 + port%60000
+		s.Set(KindHTTPRoute, o)
+		if batch := s.Take(); len(batch.Routes) != 1 {
+			b.Fatalf("%+v", batch)
+		}
+	}
+}
