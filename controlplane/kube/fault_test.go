@@ -1,0 +1,178 @@
+package kube_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/client-go/rest"
+
+	"aether/controlplane/input"
+	"aether/controlplane/kube"
+	"aether/dataplane/model"
+	"aether/e2e/rig"
+)
+
+// faulty is as much of an API server as faults need that a real one cannot be brought
+// to: lists by path, and watches that say nothing and end when a list changes.
+type faulty struct {
+	*httptest.Server
+	mu      sync.Mutex
+	lists   map[string]answer // by path
+	changed chan struct{}     // closed and replaced by set
+}
+
+// answer is a status and, where it is 200, the items of a list.
+type answer struct {
+	status int
+	items  []string
+}
+
+func startFaulty(t *testing.T, lists map[string]answer) *faulty {
+	f := &faulty{lists: lists, changed: make(chan struct{})}
+	f.Server = httptest.NewServer(f)
+	t.Cleanup(f.Close)
+	return f
+}
+
+// set changes an answer, and ends all watches.
+func (f *faulty) set(path string, a answer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lists[path] = a
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+func (f *faulty) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	f.mu.Lock()
+	a, ok := f.lists[q.URL.Path]
+	changed := f.changed
+	f.mu.Unlock()
+	if !ok {
+		a.status = http.StatusNotFound
+	}
+	refuse := func(status int) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		reason := map[int]string{404: "NotFound", 403: "Forbidden", 422: "Invalid"}[status]
+		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"code":%d,"message":"as the test says"}`, reason, status)
+	}
+	switch watch := q.URL.Query().Get("watch") != ""; {
+	case a.status != http.StatusOK:
+		refuse(a.status)
+	case watch && q.URL.Query().Get("sendInitialEvents") != "":
+		refuse(http.StatusUnprocessableEntity) // an older server
+	case watch:
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		select {
+		case <-changed:
+		case <-q.Context().Done():
+		}
+		// As one whose history was compacted: list again.
+		fmt.Fprint(w, `{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old resource version"}}`)
+	default:
+		w.Header().Set("Content-Type", "application/json")
+		kind := map[string]string{"services": "ServiceList", "customresourcedefinitions": "PartialObjectMetadataList"}[q.URL.Path[strings.LastIndexByte(q.URL.Path, '/')+1:]]
+		version := "v1"
+		switch kind {
+		case "":
+			kind, version = "List", "config.aether.io/v1"
+		case "PartialObjectMetadataList":
+			version = "meta.k8s.io/v1"
+		}
+		fmt.Fprintf(w, `{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":"1"},"items":[%s]}`, kind, version, strings.Join(a.items, ","))
+	}
+}
+
+const (
+	servicesPath = "/api/v1/services"
+	crdsPath     = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+	filtersPath  = "/apis/config.aether.io/v1/httpfilters"
+	filterObject = `{"apiVersion":"config.aether.io/v1","kind":"HTTPFilter","metadata":{"namespace":"shop","name":"f","resourceVersion":"1"},"spec":{"extAuthz":{"disabled":true}}}`
+)
+
+func crd(name string) string {
+	b, _ := json.Marshal(map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": map[string]any{"name": name, "resourceVersion": "1"}})
+	return string(b)
+}
+
+// TestNotFoundTakesNothing: that a list is not found makes a kind inert only where its
+// CRD is seen to be gone. A server that answers so for another reason takes no policy away.
+func TestNotFoundTakesNothing(t *testing.T) {
+	ok := func(items ...string) answer { return answer{http.StatusOK, items} }
+	filter := model.ServiceName{Namespace: "shop", Name: "f"}
+	kept := func(b *input.Batch, _ input.Status) string {
+		if len(b.Filters[filter]) != 1 {
+			return "the filter is gone"
+		}
+		return ""
+	}
+	state := func(src *kube.Source, want kube.Kind) func(context.Context) error {
+		return func(context.Context) error {
+			k := kindOf(src, "HTTPFilter")
+			if k.Inert != want.Inert || k.Listed != want.Listed || k.Objects != want.Objects || (k.Err == "") != (want.Err == "") {
+				return fmt.Errorf("%+v", k)
+			}
+			return nil
+		}
+	}
+	until := func(t *testing.T, what string, f func(context.Context) error) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := rig.Until(ctx, f); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+
+	t.Run("while the CRD is there", func(t *testing.T) {
+		f := startFaulty(t, map[string]answer{servicesPath: ok(), crdsPath: ok(crd("httpfilters.config.aether.io")), filtersPath: ok(filterObject)})
+		src, got := run(t, &rest.Config{Host: f.URL}, "")
+		got.wait(t, "synced", kept)
+		f.set(filtersPath, answer{status: http.StatusNotFound})
+		until(t, "not found is an error", state(src, kube.Kind{Listed: true, Objects: 1, Err: "x"}))
+		got.wait(t, "kept", kept)
+		f.set(crdsPath, answer{status: http.StatusForbidden})
+		got.wait(t, "the names cannot be read any more", func(b *input.Batch, st input.Status) string {
+			if !strings.Contains(st.Err, "CustomResourceDefinition: ") {
+				return st.Err
+			}
+			return kept(b, st)
+		})
+		until(t, "still an error", state(src, kube.Kind{Listed: true, Objects: 1, Err: "x"}))
+		f.set(crdsPath, ok())
+		got.wait(t, "the CRD is seen to be gone", func(b *input.Batch, _ input.Status) string { return gone(b.Filters[filter]) })
+		until(t, "inert", state(src, kube.Kind{Inert: true}))
+		f.set(filtersPath, ok(filterObject))
+		f.set(crdsPath, ok(crd("httpfilters.config.aether.io")))
+		got.wait(t, "back", kept)
+	})
+	t.Run("nothing is published before the CRDs are known", func(t *testing.T) {
+		f := startFaulty(t, map[string]answer{servicesPath: ok(), crdsPath: {status: http.StatusInternalServerError}, filtersPath: {status: http.StatusServiceUnavailable}})
+		src, got := run(t, &rest.Config{Host: f.URL}, "")
+		until(t, "it was tried", func(context.Context) error {
+			if i := slices.IndexFunc(src.Kinds(), func(k kube.Kind) bool { return k.Kind == "HTTPRoute" && k.Inert }); i < 0 {
+				return fmt.Errorf("%+v", src.Kinds())
+			}
+			return state(src, kube.Kind{Err: "x"})(nil)
+		})
+		got.mu.Lock()
+		replaced := got.replaced
+		got.mu.Unlock()
+		if replaced != 0 {
+			t.Error("a state was said to be whole while a kind could not be listed")
+		}
+		f.set(crdsPath, ok(crd("httpfilters.config.aether.io")))
+		f.set(filtersPath, ok(filterObject))
+		got.wait(t, "synced", kept)
+	})
+}
