@@ -43,6 +43,7 @@ var places = []place{
 	{"dataplane/balance", 3, "picks endpoints, purely"},
 	{"dataplane/exchange", 3, "one request as a state machine"},
 	{"controlplane/compile", 3, "makes a snapshot of a model, purely"},
+	{"controlplane/gamma", 3, "what Kubernetes objects mean, purely"},
 	{"controlplane/registry", 3, "which rows are valid, what they mean, and where they stand in a store"},
 
 	{"mtls", 4, "TLS configurations and their verification"},
@@ -69,7 +70,6 @@ var places = []place{
 	{"controlplane/file", 6, "a source of the model"},
 	{"controlplane/etcd", 6, "a source of the model"},
 	{"controlplane/kube", 6, "a source of the model"},
-	{"controlplane/gamma", 6, "a source of the model"},
 	{"controlplane/lastgood", 6, "the last good state, on disk"},
 	{"controlplane/meshdns", 6, "names of the mesh"},
 	{"controlplane/kubestore", 6, "the registry's rows, derived from pods and nodes"},
