@@ -81,7 +81,7 @@ type builder struct {
 }
 
 func (b *builder) report(it item, line int, format string, args ...any) {
-	b.problems = append(b.problems, problem{it.object, it.file, line, fmt.Sprintf(format, args...)})
+	b.problems = append(b.problems, problem{Object: it.object, File: it.file, Line: line, Reason: fmt.Sprintf(format, args...)})
 }
 
 // claim takes key for it, or reports whoever has it already. format has one %s: where that is.

@@ -67,7 +67,7 @@ func (s *scan) report(rel, format string, args ...any) {
 	if rel == "" {
 		object, rel = "directory", "."
 	}
-	s.problems = append(s.problems, problem{object, rel, 0, fmt.Sprintf(format, args...)})
+	s.problems = append(s.problems, problem{Object: object, File: rel, Reason: fmt.Sprintf(format, args...)})
 }
 
 // dir reads the directory called rel below the root, which is real.
