@@ -38,6 +38,11 @@ type options struct {
 	certs, devCA                                string
 	adminAddr, logLevel, blocking, records      string
 	handover, lastGood                          string
+	registrar                                   []string
+	registrarAccount, nodeAccount, cluster      string
+	kubeconfig, namespace                       string
+	kubernetes                                  bool
+	registrarInsecure, registrarWhole           bool
 	drainTime                                   time.Duration
 	memoryLimit, authz                          string
 	minLoops, maxLoops                          int
@@ -75,6 +80,15 @@ one drains: no connection is refused or lost meanwhile.`,
 	}
 	f := c.Flags()
 	f.StringVar(&o.config, "config", "", "directory of Kubernetes YAML: pods, services, routes")
+	f.StringSliceVar(&o.registrar, "registrar", nil, "registrars, as host:port: who tells of all pods' endpoints")
+	f.StringVar(&o.registrarAccount, "registrar-account", "aether-system/aether-registrar", "namespace and ServiceAccount whose identity registrars must have")
+	f.BoolVar(&o.registrarInsecure, "registrar-insecure", false, "speak to registrars without TLS; only on the loopback, for trials")
+	f.BoolVar(&o.registrarWhole, "registrar-whole", false, "keep the rows of all services, not only of those that this node needs")
+	f.StringVar(&o.nodeAccount, "node-account", "aether-system/aether-agent", "namespace and ServiceAccount of this node's own identity, which registrars ask for")
+	f.StringVar(&o.cluster, "cluster", "local", "name of the cluster, as in the registry")
+	f.BoolVar(&o.kubernetes, "kubernetes", false, "take Services, routes, filters and MeshConfig from the API server of the cluster that this process runs in")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "or from that of this kubeconfig file")
+	f.StringVar(&o.namespace, "namespace", "aether-system", "namespace of the control plane, whose MeshConfig counts")
 	f.StringVar(&o.lastGood, "last-good", "", "file for what this node last knew of the mesh: it serves that after a start at which a source cannot be heard; empty: none is kept")
 	f.StringVar(&o.node, "node", "", "name of this node, as in spec.nodeName (required)")
 	f.StringVar(&o.domain, "mesh-domain", model.DefaultDomain, "domain of mesh names")
@@ -179,13 +193,18 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 		return err
 	}
 	cfg.Hold = before != nil
+	var told *sources // set before the node runs
+	if len(o.registrar) > 0 {
+		cfg.Want = func(n model.ServiceName) { told.want(n) }
+	}
 	node, err := dataplane.New(cfg)
 	if err != nil {
 		return err
 	}
 	metrics.Count("aether_retries_total", "Requests sent once more.", &node.Outbound().Retries)
 	metrics.Count("aether_retries_overflow_total", "Requests not sent once more, because too many others were.", &node.Outbound().RetriesOverflow)
-	sources := newSources(o, node, log)
+	told = newSources(o, node, cfg.Identities, log)
+	sources := told
 	sources.cfg.OnSettings = func(s input.Settings) {
 		access.Set(s.AccessLogs, s.AccessLogSuccess)
 		metrics.SetPods(s.EmitStatsPod)
@@ -197,7 +216,8 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 		return err
 	}
 	loop := sources.loop
-	gauges(metrics, node, loop)
+	sources.gauges(metrics)
+	node.Register(metrics)
 
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

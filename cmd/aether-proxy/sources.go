@@ -3,23 +3,37 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
 	"time"
 
 	"aether/controlplane"
 	"aether/controlplane/file"
 	"aether/controlplane/input"
+	"aether/controlplane/kube"
 	"aether/controlplane/lastgood"
+	"aether/controlplane/registrar/client"
 	"aether/dataplane"
+	"aether/dataplane/model"
 	"aether/dataplane/telemetry"
+	"aether/mtls"
+	"aether/mtls/spiffeid"
 )
 
 // sources are what tells this node of the mesh, and the loop that they tell.
 type sources struct {
 	o    options
 	cfg  controlplane.Config
-	loop *controlplane.Loop
-	run  []source
+	node *dataplane.Node
+	ids  mtls.Source
+	log  *slog.Logger
+
+	loop      *controlplane.Loop
+	registrar *client.Client // nil: there is none
+	run       []source
 }
 
 // source is one that runs beside the loop.
@@ -33,14 +47,23 @@ func (o *options) checkSources() error {
 	switch {
 	case o.node == "":
 		return errors.New("--node is required (see --help)")
-	case o.config == "":
-		return errors.New("--config is required (see --help)")
+	case o.config == "" && len(o.registrar) == 0 && !o.kubernetes && o.kubeconfig == "":
+		return errors.New("nobody tells of the mesh: give --config, --registrar or --kubernetes (see --help)")
+	}
+	if !o.registrarInsecure {
+		return nil
+	}
+	for _, target := range o.registrar {
+		host, _, err := net.SplitHostPort(target)
+		if ip, _ := netip.ParseAddr(host); err != nil || host != "localhost" && !ip.IsLoopback() {
+			return fmt.Errorf("--registrar-insecure: %s is not on the loopback: whoever is on the way could say anything of the mesh", target)
+		}
 	}
 	return nil
 }
 
-func newSources(o options, node *dataplane.Node, log *slog.Logger) *sources {
-	s := &sources{o: o, cfg: controlplane.Config{
+func newSources(o options, node *dataplane.Node, ids mtls.Source, log *slog.Logger) *sources {
+	s := &sources{o: o, node: node, ids: ids, log: log, cfg: controlplane.Config{
 		Target: node, Node: o.node, Domain: o.domain, TrustDomain: o.trustDomain, Log: log, Settings: o.settings(),
 	}}
 	if o.lastGood != "" {
@@ -54,8 +77,20 @@ func (o *options) settings() input.Settings {
 	return input.Settings{AccessLogs: o.accessLog, AccessLogSuccess: 100, EmitStatsPod: o.statsPod}
 }
 
+// want asks for the rows of a service that something waits for (contract 4.6).
+func (s *sources) want(n model.ServiceName) {
+	if s.registrar != nil {
+		s.registrar.Want(n)
+	}
+}
+
 // build makes the loop and its sources, by precedence (decision 023).
 func (s *sources) build() error {
+	s.cfg.OnNeeds = func(n []model.ServiceName) {
+		if s.registrar != nil {
+			s.registrar.SetDeclared(n)
+		}
+	}
 	s.loop = controlplane.New(s.cfg)
 	if dir := s.o.config; dir != "" {
 		sink := s.loop.Source("file", controlplane.SourceOptions{Final: true})
@@ -64,16 +99,98 @@ func (s *sources) build() error {
 		}
 		s.add("file", func(ctx context.Context) error { return file.Feed(ctx, dir, how, s.o.settings(), sink) })
 	}
+	if len(s.o.registrar) > 0 {
+		if err := s.follow(s.loop.Source("registrar", controlplane.SourceOptions{})); err != nil {
+			return err
+		}
+	}
+	if s.o.kubernetes || s.o.kubeconfig != "" {
+		at, err := kube.Connect(s.o.kubeconfig)
+		if err != nil {
+			return err
+		}
+		k, err := kube.New(kube.Config{
+			REST: at, Namespace: s.o.namespace, Flags: s.o.settings(), Sink: s.loop.Source("kubernetes", controlplane.SourceOptions{}), Log: s.log,
+		})
+		if err != nil {
+			return err
+		}
+		s.add("kubernetes", k.Run)
+	}
 	return nil
+}
+
+// follow follows registrars.
+func (s *sources) follow(sink *controlplane.Source) (err error) {
+	cfg := client.Config{
+		Targets: s.o.registrar, Cluster: s.o.cluster, Node: s.o.node, TrustDomain: s.o.trustDomain, Whole: s.o.registrarWhole,
+		InUse: s.node.Used, Sink: sink, Log: s.log,
+	}
+	if !s.o.registrarInsecure {
+		if err := s.secure(&cfg); err != nil {
+			return err
+		}
+	}
+	if s.registrar, err = client.New(cfg); err != nil {
+		return err
+	}
+	s.add("registrar", func(ctx context.Context) error {
+		if !s.o.registrarWhole {
+			// What it is to look for is the others' to say; without that it would say that there is nothing.
+			sink.Report(input.Status{Err: "waits for the other sources, which say whose rows are needed"})
+			if sink.WaitForOthers(ctx) != nil {
+				return nil
+			}
+		}
+		return s.registrar.Run(ctx)
+	})
+	return nil
+}
+
+// secure has registrars met by this node's own identity.
+func (s *sources) secure(cfg *client.Config) error {
+	own, err := spiffeID("--node-account", s.o.nodeAccount, s.o.trustDomain)
+	if err != nil {
+		return err
+	}
+	server, err := spiffeID("--registrar-account", s.o.registrarAccount, s.o.trustDomain)
+	if err != nil {
+		return err
+	}
+	namespace, account, _ := strings.Cut(s.o.nodeAccount, "/")
+	const key = "the node itself"
+	store := mtls.NewStore(mtls.Config{Source: s.ids, Changed: func(r mtls.Ref, _ *mtls.SVID, err error) {
+		if err != nil {
+			s.log.Warn("identity of the node", "id", r.ID.String(), "err", err)
+		}
+	}})
+	store.Add(mtls.Ref{Container: key, Namespace: namespace, Account: account, Pod: s.o.node, ID: own})
+	s.add("identity of the node", store.Run)
+	cfg.Credentials = client.TLS(func() *mtls.SVID { return store.Current(key) }, server)
+	return nil
+}
+
+// spiffeID is that of "<namespace>/<account>".
+func spiffeID(flag, text, trustDomain string) (spiffeid.ID, error) {
+	namespace, account, ok := strings.Cut(text, "/")
+	if !ok {
+		return spiffeid.ID{}, fmt.Errorf("%s: %q is not <namespace>/<ServiceAccount>", flag, text)
+	}
+	id, err := spiffeid.ForServiceAccount(trustDomain, namespace, account)
+	if err != nil {
+		return spiffeid.ID{}, fmt.Errorf("%s: %w", flag, err)
+	}
+	return id, nil
 }
 
 func (s *sources) add(name string, run func(context.Context) error) {
 	s.run = append(s.run, source{name, run})
 }
 
-// gauges make the loop and the node known to m. Of contract 14.4 the names are those of
+// gauges make the loop and its sources known to m. Of contract 14.4 the names are those of
 // upstream's agent, in Prometheus' spelling.
-func gauges(m *telemetry.Metrics, n *dataplane.Node, l *controlplane.Loop) {
+func (s *sources) gauges(m *telemetry.Metrics) {
+	l := s.loop
 	m.Gauge("aether_config_seq", "Sequence number of the state in force.", func() float64 { return float64(l.State().Seq) })
 	m.Gauge("aether_config_problems", "Objects that are not, or not wholly, in force.", func() float64 { return float64(len(l.State().Problems)) })
 	m.Gauge("aether_config_synced", "1 once every source has said its whole state since the start.", func() float64 {
@@ -128,5 +245,7 @@ func gauges(m *telemetry.Metrics, n *dataplane.Node, l *controlplane.Loop) {
 		}, "source", s.Name)
 	}
 	m.Count("aether_source_disconnects_total", "Times that a source lost what it follows.", &c.Disconnects)
-	n.Register(m)
+	if s.registrar != nil {
+		s.registrar.Register(m)
+	}
 }
