@@ -19,7 +19,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"aether/controlplane/etcd"
+	"aether/controlplane/kube"
+	"aether/controlplane/kubestore"
 	"aether/controlplane/registrar/server"
+	"aether/controlplane/registrar/services"
 	"aether/controlplane/registry"
 	"aether/dataplane/model"
 	"aether/dataplane/telemetry"
@@ -41,6 +44,7 @@ type options struct {
 	certs, devCA, namespace, account string
 	writers                          []string
 	drain                            time.Duration
+	kubeconfig, services, identity   string
 	logLevel, logFormat              string
 }
 
@@ -61,6 +65,10 @@ func command(o *options) *cobra.Command {
 		Short: "The registrar of the mesh: endpoints in, watch streams out",
 		Long: `aether-registrar takes the endpoints that nodes register, keeps them in a store, and
 tells all nodes what changes. Any number of replicas may run over one store; all serve.
+With --store kubernetes it registers nothing: rows are what the cluster's pods say.
+
+Where it knows a cluster (--kubeconfig, or the pod it runs in), one replica keeps the
+Services of the mesh there: one for each service, with the ports that its pods declare.
 
 SIGTERM sends the watching nodes elsewhere over --drain-time, writes what the store is
 still owed, and ends. A second SIGTERM ends at once.`,
@@ -68,7 +76,7 @@ still owed, and ends. A second SIGTERM ends at once.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), *o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.store, "store", "etcd", "where rows are kept: etcd")
+	f.StringVar(&o.store, "store", "etcd", "where rows are kept: etcd, or kubernetes (derived from pods)")
 	f.StringSliceVar(&o.endpoints, "etcd-endpoints", nil, "URLs of etcd's members, as https://etcd-0:2379")
 	f.StringVar(&o.etcdCA, "etcd-ca", "", "PEM file of the authorities that etcd's certificates are verified by; default the system's")
 	f.StringVar(&o.etcdCert, "etcd-cert", "", "PEM file of the certificate that is shown to etcd")
@@ -77,6 +85,9 @@ still owed, and ends. A second SIGTERM ends at once.`,
 	f.StringVar(&o.etcdPasswordFile, "etcd-password-file", "", "file with that user's password")
 	f.StringVar(&o.region, "region", "local", "region of this mesh: part of the store's keys")
 	f.StringVar(&o.cluster, "cluster", "local", "cluster of this mesh: part of the store's keys")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "file that says where the cluster's API server is; default the pod's own ServiceAccount")
+	f.StringVar(&o.services, "services", "auto", "keep generated Services in the cluster: auto (where a cluster is known), on or off")
+	f.StringVar(&o.identity, "identity", "", "name of this replica when replicas choose who keeps the Services; default the host's name")
 	f.StringVar(&o.listen, "listen", ":8443", "address of the gRPC service")
 	f.StringVar(&o.adminAddr, "admin", "127.0.0.1:9902", "address of the admin: /healthz, /readyz, /status, /metrics, /debug/pprof; empty: none")
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS: whoever can connect may change every row. Only on a loopback address")
@@ -136,8 +147,23 @@ type backend struct {
 }
 
 func openStore(o options, log *slog.Logger) (b backend, end func(), err error) {
-	if o.store != "etcd" {
-		return b, nil, fmt.Errorf("--store: %q is not etcd", o.store)
+	switch o.store {
+	case "etcd":
+	case "kubernetes":
+		if len(o.endpoints) > 0 {
+			return b, nil, errors.New("--store kubernetes excludes --etcd-endpoints")
+		}
+		client, err := kube.Client(o.kubeconfig)
+		if err != nil {
+			return b, nil, fmt.Errorf("--store kubernetes: %w", err)
+		}
+		s, err := kubestore.New(kubestore.Config{Client: client, Region: o.region, Cluster: o.cluster, Log: log})
+		if err != nil {
+			return b, nil, err
+		}
+		return backend{Store: s, derived: true, register: s.Register}, func() {}, nil
+	default:
+		return b, nil, fmt.Errorf("--store: %q is neither etcd nor kubernetes", o.store)
 	}
 	if len(o.endpoints) == 0 {
 		return b, nil, errors.New("--etcd-endpoints is required (see --help)")
@@ -180,6 +206,32 @@ func openStore(o options, log *slog.Logger) (b backend, end func(), err error) {
 	}, nil
 }
 
+// generator keeps the Services of the cluster, or is nil where none is to be kept.
+func generator(o options, rows services.Source, log *slog.Logger) (*services.Generator, error) {
+	switch o.services {
+	case "off":
+		return nil, nil
+	case "auto":
+		if o.kubeconfig == "" && os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
+			return nil, nil
+		}
+	case "on":
+	default:
+		return nil, fmt.Errorf("--services: %q is none of auto, on and off", o.services)
+	}
+	client, err := kube.Client(o.kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--services %s: %w; or give --services off", o.services, err)
+	}
+	identity := o.identity
+	if identity == "" {
+		if identity, err = os.Hostname(); err != nil {
+			return nil, fmt.Errorf("--identity: %w", err)
+		}
+	}
+	return services.New(services.Config{Client: client, Rows: rows, Identity: identity, Namespace: o.namespace, Log: log})
+}
+
 // serve runs everything over a store until ctx ends. listening, if not nil, is told
 // the addresses once they are open; the admin's is nil if there is none.
 func serve(ctx context.Context, o options, store backend, log *slog.Logger, listening func(rpc, admin net.Addr)) error {
@@ -213,6 +265,13 @@ func serve(ctx context.Context, o options, store backend, log *slog.Logger, list
 	if store.register != nil {
 		store.register(metrics)
 	}
+	kept, err := generator(o, s, log)
+	if err != nil {
+		return err
+	}
+	if kept != nil {
+		kept.Register(metrics)
+	}
 
 	var open net.ListenConfig
 	ln, err := open.Listen(ctx, "tcp", o.listen)
@@ -238,7 +297,7 @@ func serve(ctx context.Context, o options, store backend, log *slog.Logger, list
 	under, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	var wg sync.WaitGroup
-	errs := make(chan error, 3)
+	errs := make(chan error, 4)
 	start := func(name string, f func() error) {
 		wg.Go(func() {
 			if err := f(); err != nil {
@@ -254,7 +313,15 @@ func serve(ctx context.Context, o options, store backend, log *slog.Logger, list
 		a := &admin{server: s, metrics: metrics.Handler(), certified: func() bool { return o.insecure || svid() != nil }}
 		start("admin", func() error { return a.run(under, adminLn) })
 	}
-	log.Info("aether-registrar", "store", o.store, "region", o.region, "cluster", o.cluster, "listen", ln.Addr().String(), "trust-domain", o.trustDomain, "admin", o.adminAddr)
+	if kept != nil {
+		start("services", func() error {
+			if err := kept.Run(ctx); ctx.Err() == nil {
+				return err
+			}
+			return nil
+		})
+	}
+	log.Info("aether-registrar", "store", o.store, "region", o.region, "cluster", o.cluster, "listen", ln.Addr().String(), "trust-domain", o.trustDomain, "admin", o.adminAddr, "services", kept != nil)
 	err = s.Run(ctx, ln)
 	end()
 	wg.Wait()

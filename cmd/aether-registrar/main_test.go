@@ -213,7 +213,11 @@ func TestOptions(t *testing.T) {
 	}
 	for _, tt := range []struct{ args, says string }{
 
-		{"--store mysql", `"mysql" is not`},
+		{"--store mysql", `"mysql" is neither`},
+		{"--store kubernetes", "excludes --etcd-endpoints"},
+		{"--listen 127.0.0.1:0 --insecure --services maybe", `"maybe" is none of`},
+		{"--listen 127.0.0.1:0 --insecure --services on", "give a kubeconfig"},
+		{"--listen 127.0.0.1:0 --insecure --kubeconfig /does/not/exist", "/does/not/exist"},
 		{"--insecure", "give --listen 127.0.0.1:8443"},
 		{"--insecure --listen 10.0.0.1:8443", "no loopback address"},
 		{"--insecure --listen localhost:8443", "no loopback address"},

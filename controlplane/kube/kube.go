@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -98,6 +99,20 @@ func Connect(kubeconfig string) (*rest.Config, error) {
 		return nil, fmt.Errorf("kubernetes source: kubeconfig %s: %w", kubeconfig, err)
 	}
 	return c, nil
+}
+
+// Client is a client for what needs one: rows and generated Services of the registrar.
+// It connects to nothing.
+func Client(kubeconfig string) (kubernetes.Interface, error) {
+	c, err := Connect(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(c)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	return client, nil
 }
 
 // New makes a Source; it connects to nothing before Run.
