@@ -4,9 +4,10 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# Runs of each fuzz target (by count: golang/go#75804), and the longest a test run may take.
+# Runs of each fuzz target (by count: golang/go#75804), and the longest that a package's tests may take, of which
+# those that need a server may wait for its build.
 FUZZTIME     ?= 20000x
-TEST_TIMEOUT ?= 20m
+TEST_TIMEOUT ?= 40m
 # Questions of soak-decide, and its seed (0: from the clock).
 CASES        ?= 1000000
 SEED         ?= 0
