@@ -428,7 +428,7 @@ func (k *known) say(covers func(model.ServiceName) bool) {
 			now[key.String()] = p
 		}
 		if len(k.bad) >= maxProblems {
-			now["rows"] = model.Problem{Object: "registry", Reason: fmt.Sprintf("%d rows or more cannot be used, and the first are listed; aether_registry_malformed_total counts all", maxProblems)}
+			now["rows"] = model.Problem{Object: "registry", Reason: fmt.Sprintf("%d rows or more cannot be used, and the first are listed; aether_agent_registry_malformed_total counts all", maxProblems)}
 		}
 		for key, p := range now {
 			if k.problems[key] != p {
