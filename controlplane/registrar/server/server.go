@@ -55,9 +55,10 @@ const (
 	maxStreams      = 256     // calls at once on one connection
 	maxRequestBytes = 1 << 20 // one message that comes in
 	maxRowBytes     = 64 << 10
-	maxFilter       = 16384 // services that a watch asks for
-	maxIPs          = 1024  // that one UnregisterEndpoint names
-	maxName         = 253   // bytes of cluster, node and instance
+	maxStoredBytes  = 256 << 10 // of a row of the store, with its service's name: whoever watches must be able to take it
+	maxFilter       = 16384     // services that a watch asks for
+	maxIPs          = 1024      // that one UnregisterEndpoint names
+	maxName         = 253       // bytes of cluster, node and instance, and of a service's namespace and name
 	maxHeaderBytes  = 16 << 10
 	handshakeTime   = 30 * time.Second // many nodes come at once when a replica has gone
 	// syncTime is how long a call waits for the store's first state; then it is to try another replica.
@@ -280,7 +281,7 @@ func (s *Server) heard(c registry.Change) {
 		a := at{intern(r.Service.String()), change{key: rowKey{r.IP, intern(r.Region), intern(r.Cluster), r.Protocol}}}
 		if r.Endpoint != nil {
 			enc, err := encode(r)
-			if err != nil { // one string that is no UTF-8 would end every stream it is sent on
+			if err != nil { // what nodes cannot read would end every stream it is sent on, again and again
 				s.unencodable.Inc()
 				s.quiet.Warn("encode "+a.service+" "+r.IP, "a row of the store cannot be sent to nodes: left out", "service", a.service, "ip", r.IP, "err", err)
 			}
@@ -719,6 +720,10 @@ func (s *Server) RegisterEndpoint(ctx context.Context, req *registrypb.RegisterE
 		s.refused[badService].Inc()
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
+	if max(len(service.Namespace), len(service.Name)) > maxName { // which every node would be told of
+		s.refused[badService].Inc()
+		return nil, status.Errorf(codes.InvalidArgument, "service %.128q: namespace and name have %d bytes at most", req.GetServiceName(), maxName)
+	}
 	if fault, why := registry.RowFault(req.GetEndpoint()); fault != registry.NoFault {
 		s.refused[fault].Inc()
 		return nil, status.Errorf(codes.InvalidArgument, "row %s of service %s: %s", req.GetEndpoint().GetIp(), service, why)
@@ -729,6 +734,10 @@ func (s *Server) RegisterEndpoint(ctx context.Context, req *registrypb.RegisterE
 	}
 	if s.cfg.Derived {
 		return &registrypb.RegisterEndpointResponse{}, nil
+	}
+	if len(registry.Protocols(req.GetEndpoint())) == 0 { // there is no place for it in the store
+		s.refused[registry.Unclassed].Inc()
+		return nil, status.Errorf(codes.InvalidArgument, "row %s of service %s: it serves no class that this registrar knows: bring the registrar up to date", req.GetEndpoint().GetIp(), service)
 	}
 	if err := s.register(service, req.GetEndpoint()); err != nil {
 		return nil, err

@@ -986,6 +986,52 @@ func TestBadKeys(t *testing.T) {
 	}
 }
 
+// TestTooLargeForNodes: a row, or a name, that a node could not take is left out: it
+// would end the stream of every node that is told of it, each time anew.
+func TestTooLargeForNodes(t *testing.T) {
+	store := storetest.New("local", "local")
+	large := storetest.HTTP("10.0.0.8", "node-a")
+	large.Metadata = map[string]string{"notes": strings.Repeat("x", 1<<20)}
+	long := model.ServiceName{Namespace: "shop", Name: strings.Repeat("s", 1<<20)}
+	store.Set(append(storetest.Rows("local", "local", cart, large), httpRows(long, "10.0.0.7")...)...)
+	store.Set(httpRows(cart, "10.0.0.1")...)
+	r := start(t, Config{Store: store})
+	c := r.dial(grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1 << 20))) // nodes take a little more
+	n := newNode(t).watch(c, &registrypb.WatchEndpointsRequest{}).complete()
+	n.wants(httpRows(cart, "10.0.0.1"), nil)
+	large = proto.CloneOf(large)
+	large.Ip = "10.0.0.1" // a good row that becomes one
+	store.Set(storetest.Rows("local", "local", cart, large)...)
+	n.until("what stood there to go", func() bool { return len(n.rows) == 0 })
+	if u := r.unencodable.Value(); u != 3 {
+		t.Errorf("%d counted, want 3", u)
+	}
+	for _, name := range []string{"shop/" + strings.Repeat("s", maxName+1), strings.Repeat("n", maxName+1) + "/cart"} {
+		_, err := r.RegisterEndpoint(t.Context(), &registrypb.RegisterEndpointRequest{ServiceName: name, Endpoint: storetest.HTTP("10.0.0.2", "node-a")})
+		if status.Code(err) != codes.InvalidArgument {
+			t.Errorf("a service of %d bytes: %v", len(name), err)
+		}
+	}
+}
+
+// TestUnknownClasses: a row that has no place in the store takes no other one's.
+func TestUnknownClasses(t *testing.T) {
+	store := storetest.New("local", "local")
+	store.Set(httpRows(cart, "10.0.0.1")...)
+	r := start(t, Config{Store: store})
+	c := r.dial()
+	newNode(t).watch(c, of("shop/cart")).complete()
+	newer := storetest.Endpoint("10.0.0.1", "node-a", map[uint32]registrypb.PortProtocol{8080: 77})
+	_, err := c.RegisterEndpoint(t.Context(), &registrypb.RegisterEndpointRequest{ServiceName: "shop/cart", Endpoint: newer})
+	if status.Code(err) != codes.InvalidArgument {
+		t.Errorf("it is answered as if it were kept: %v", err)
+	}
+	if st := r.Status(); st.Rows != 1 || st.Pending != 0 {
+		t.Errorf("%d rows and %d writes pending, want 1 and 0", st.Rows, st.Pending)
+	}
+	newNode(t).watch(c, of("shop/cart")).complete().wants(store.All(), nil)
+}
+
 // TestAsksTooMuch: what may be asked for is bounded, and addresses are some.
 func TestAsksTooMuch(t *testing.T) {
 	c := start(t, Config{Store: storetest.New("local", "local")}).dial()

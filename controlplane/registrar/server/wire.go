@@ -108,7 +108,14 @@ func encode(r registry.Row) (*row, error) {
 			return nil, fmt.Errorf("%q in its key is no UTF-8", v)
 		}
 	}
-	return encodeIn(r.Service.String(), r.Region, r.Cluster, r.Protocol, r.IP, r.Endpoint)
+	out, err := encodeIn(r.Service.String(), r.Region, r.Cluster, r.Protocol, r.IP, r.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	if n := out.body.Len(); n > maxStoredBytes {
+		return nil, fmt.Errorf("it has %d bytes, more than %d: give it less metadata", n, maxStoredBytes)
+	}
+	return out, nil
 }
 
 func encodeIn(service, region, cluster string, p protocol, ip string, e *registrypb.ServiceEndpoint) (*row, error) {
