@@ -300,7 +300,7 @@ func (s *Server) heard(c registry.Change) {
 			byService[name] = nil
 		}
 		for k, p := range s.pending {
-			p.stored, p.heard = nil, true
+			p.stored = nil
 			byService[k.service] = nil
 			touched = append(touched, k)
 		}
@@ -308,7 +308,8 @@ func (s *Server) heard(c registry.Change) {
 	for _, a := range ups {
 		k := podKey{a.service, a.key.ip}
 		if p := s.pending[k]; p != nil && s.own(a.key) {
-			p.stored, p.heard = merged(p.stored, []change{a.change}), true
+			p.stored = merged(p.stored, []change{a.change})
+			p.seen = p.seen || !c.Whole && same(p.stored, p.rows) // somebody else may have written since, in the same breath
 			touched = append(touched, k)
 			continue // until it shows what was written
 		}
@@ -329,7 +330,11 @@ func (s *Server) heard(c registry.Change) {
 		s.setLocked(name, merged(old, changes))
 	}
 	for _, k := range touched {
-		if p := s.pending[k]; p != nil && p.shown() {
+		p := s.pending[k]
+		if p == nil {
+			continue
+		}
+		if p.seen = p.seen || same(p.stored, p.rows); p.shown() {
 			s.releaseLocked(k, p)
 		}
 	}

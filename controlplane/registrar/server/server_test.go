@@ -625,6 +625,53 @@ func TestShieldInARow(t *testing.T) {
 	})
 }
 
+// TestShownAndOverwritten: where the store shows what was written and what somebody
+// else wrote over it in one breath, the latter is believed at once.
+func TestShownAndOverwritten(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		pending *registrypb.ServiceEndpoint // nil: a removal
+	}{
+		{"a row", both("10.0.0.1")},
+		{"a removal", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := storetest.New("local", "local")
+				store.Set(storetest.Rows("local", "local", cart, both("10.0.0.1"))...)
+				r := start(t, Config{Store: store})
+				defer r.stop()
+				c := r.dial()
+				n := newNode(t).watch(c, of("shop/cart")).complete()
+				defer func() { n.cancel(); synctest.Wait() }()
+				defer store.Lag()()
+				var rows []registry.Row
+				if tt.pending != nil {
+					tt.pending.Health = registrypb.ServiceEndpoint_UNHEALTHY
+					register(t, c, cart, tt.pending)
+					rows = storetest.Rows("local", "local", cart, tt.pending)
+				} else {
+					unregister(t, c, cart, "10.0.0.1")
+					tcp := gone(cart, "10.0.0.1")
+					tcp.Protocol = registrypb.Service_PROTOCOL_TCP
+					rows = []registry.Row{gone(cart, "10.0.0.1"), tcp}
+				}
+				synctest.Wait() // written, and not shown
+				later := both("10.0.0.1")
+				later.Health = registrypb.ServiceEndpoint_DRAINING
+				r.heard(registry.Change{Rows: append(rows, storetest.Rows("local", "local", cart, later)...), Version: "9"})
+				if p := r.Status().Pending; p != 0 {
+					t.Errorf("%d writes pending after the store has shown them", p)
+				}
+				n.until("what was written last", func() bool { return strings.Count(n.String(), "DRAINING") == 2 })
+				if u := r.unconfirmed.Value(); u != 0 {
+					t.Errorf("%d believed only after %s", u, confirmTime)
+				}
+			})
+		})
+	}
+}
+
 // TestUnconfirmed: a write that somebody else's covers before the store shows it does
 // not hide the store for ever.
 func TestUnconfirmed(t *testing.T) {

@@ -56,12 +56,12 @@ type pending struct {
 	queued  bool      // it stands in Server.ready
 	writing bool      // a write is under way
 	written time.Time // when endpoint was written; zero: it has not been
-	heard   bool      // the store has said something of the pod since that write began
+	seen    bool      // the store has said of the pod just this since that write began
 }
 
 // shown reports whether the store has shown what was written.
 func (p *pending) shown() bool {
-	return !p.written.IsZero() && p.heard && same(p.stored, p.rows)
+	return !p.written.IsZero() && p.seen
 }
 
 func (s *Server) register(service model.ServiceName, e *registrypb.ServiceEndpoint) error {
@@ -203,7 +203,7 @@ func (s *Server) startWrites(ctx context.Context) {
 		if p == nil || !p.queued {
 			continue // given up meanwhile
 		}
-		p.queued, p.writing, p.heard = false, true, false
+		p.queued, p.writing, p.seen = false, true, false
 		s.inflight++
 		e, gen := p.endpoint, p.gen
 		s.writers.Go(func() {
