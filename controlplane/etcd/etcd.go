@@ -22,6 +22,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -87,12 +88,17 @@ type Store struct {
 	named names
 	pause func(failures int) time.Duration // before the store is tried again
 
+	progress progress
+
 	lock   chan struct{} // held by whoever makes or takes the client
 	client *clientv3.Client
 	closed bool
 }
 
-var _ registry.Store = (*Store)(nil)
+var (
+	_ registry.Store      = (*Store)(nil)
+	_ registry.Positioned = (*Store)(nil)
+)
 
 // New makes a store. It connects to nothing yet.
 func New(cfg Config) (*Store, error) {
@@ -312,8 +318,54 @@ func (s *Store) commit(ctx context.Context, ops []clientv3.Op) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	_, err = c.Txn(ctx).Then(ops...).Commit()
-	return err
+	r, err := c.Txn(ctx).Then(ops...).Commit()
+	if err != nil {
+		return err
+	}
+	s.progress.wrote(r.Header.GetRevision())
+	return nil
+}
+
+// Position is registry.Positioned's.
+func (s *Store) Position() registry.Position {
+	s.progress.mu.Lock()
+	defer s.progress.mu.Unlock()
+	return registry.Position{Watch: s.progress.lists, Revision: s.progress.written}
+}
+
+// Shown is registry.Positioned's. A write that changed nothing is shown with what
+// changes next.
+func (s *Store) Shown(p registry.Position) bool {
+	s.progress.mu.Lock()
+	defer s.progress.mu.Unlock()
+	return p.Watch != s.progress.lists || p.Revision <= s.progress.heard
+}
+
+// progress is how far the own writes are, and the watch.
+type progress struct {
+	mu             sync.Mutex
+	lists          int64
+	written, heard int64 // revisions, since the last list
+}
+
+func (p *progress) wrote(revision int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.written = max(p.written, revision)
+}
+
+func (p *progress) hears(revision int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.heard = max(p.heard, revision)
+}
+
+// listed begins anew: the history may be another one.
+func (p *progress) listed(revision int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lists++
+	p.written, p.heard = 0, revision
 }
 
 // Configs are what clusters export of their services' routes. Origin and service are

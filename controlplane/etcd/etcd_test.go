@@ -336,6 +336,50 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+// Whether the watch has come as far as a write is known, so that nobody takes its silence
+// for an answer.
+func TestPosition(t *testing.T) {
+	server := etcdtest.Start(t)
+	s := newStore(t, Config{Endpoints: []string{server.Endpoint()}})
+	put(t, s, cart, row("10.0.0.1", "1"))
+	before := s.Position()
+	listed, change, goOn := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Watch(ctx, func(c registry.Change) {
+			if c.Whole {
+				listed <- struct{}{}
+				return
+			}
+			change <- struct{}{}
+			<-goOn
+		}, func(error) {})
+	}()
+	defer func() { cancel(); <-done }()
+	<-listed
+	put(t, s, cart, row("10.0.0.1", "2"))
+	at := s.Position()
+	<-change
+	if s.Shown(at) {
+		t.Error("shown before the watch has said it")
+	}
+	put(t, s, cart, row("10.0.0.1", "3"))
+	next := s.Position()
+	close(goOn)
+	<-change
+	if !s.Shown(at) || !s.Shown(before) {
+		t.Errorf("what the watch has said is not shown: %v, and %v from before it began", s.Shown(at), s.Shown(before))
+	}
+	again(t, func(context.Context) error {
+		if !s.Shown(next) {
+			return errors.New("the last one is not shown")
+		}
+		return nil
+	})
+}
+
 // What is written right after the list, before the watch has begun, is heard; what was
 // in the list is not heard twice.
 func TestNothingBetweenListAndWatch(t *testing.T) {

@@ -93,6 +93,7 @@ func (f *follower) follow(ctx context.Context) error {
 	}
 	f.s.Lists.Inc()
 	f.listed(at, rows)
+	f.s.progress.listed(at.revision)
 	return f.watch(ctx, c, at)
 }
 
@@ -207,6 +208,9 @@ func (f *follower) watch(ctx context.Context, c *clientv3.Client, at point) erro
 func (f *follower) heard(r *etcdserverpb.WatchResponse) {
 	f.known.at.revision = max(f.known.at.revision, r.GetHeader().GetRevision())
 	if len(r.GetEvents()) == 0 {
+		if !r.GetCreated() { // whose revision is the server's, and the events until then are still to come
+			f.s.progress.hears(r.GetHeader().GetRevision())
+		}
 		return
 	}
 	var rows []registry.Row
@@ -232,6 +236,7 @@ func (f *follower) heard(r *etcdserverpb.WatchResponse) {
 	if len(rows) > 0 {
 		f.on(registry.Change{Rows: rows, Version: strconv.FormatInt(last, 10)})
 	}
+	f.s.progress.hears(last) // there may be more until the header's revision
 	if f.known.settled() {
 		f.report(nil)
 	}

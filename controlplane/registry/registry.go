@@ -258,3 +258,16 @@ type Store interface {
 	// Delete takes a pod's row from every class. What is not there is no error.
 	Delete(ctx context.Context, service model.ServiceName, ip string) error
 }
+
+// Positioned is a Store that tells how far its watch is behind its writes. Both
+// methods are safe for concurrent use, and return at once.
+type Positioned interface {
+	// Position is that of the last Put or Delete that has returned.
+	Position() Position
+	// Shown reports whether Watch has said all that was written until then. After an
+	// interruption it has.
+	Shown(Position) bool
+}
+
+// Position is a place in a store's history, since its watch began or was last interrupted.
+type Position struct{ Watch, Revision int64 }

@@ -314,7 +314,7 @@ var bounds = []bound{
 	{"controlplane/registrar/server", "minBackoff", "time", "the shortest pause between two tries of a write"},
 	{"controlplane/registrar/server", "maxBackoff", "time", "and the longest"},
 	{"controlplane/registrar/server", "dropTime", "time", "a write without success is given up: counted, logged, and the store's view of the pod holds"},
-	{"controlplane/registrar/server", "confirmTime", "time", "a write that was done and is not shown by a store that is followed: what the store shows is believed"},
+	{"controlplane/registrar/server", "confirmTime", "time", "a write that was done and is not shown by a store that is followed: what the store shows is believed, once its watch has come so far"},
 	{"controlplane/registrar/server", "flushTime", "time", "at the end of the process, what the store is still owed is lost: counted and logged"},
 	{"controlplane/registrar/server", "Config.Drain", "time", "over which watchers are sent elsewhere when the registrar ends"},
 	{"controlplane/registrar/server", "leaveTime", "time", "calls that are still open after that are cut"},

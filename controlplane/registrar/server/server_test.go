@@ -697,6 +697,39 @@ func TestUnconfirmed(t *testing.T) {
 	})
 }
 
+// TestLaggingWatch: a watch that is behind by more than confirmTime, and says of itself
+// that it is well, reverts nothing that was written.
+func TestLaggingWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.New("local", "local")
+		store.Set(httpRows(cart, "10.0.0.1")...)
+		r := start(t, Config{Store: store})
+		defer r.stop()
+		c := r.dial()
+		n := newNode(t).watch(c, of("shop/cart")).complete()
+		defer func() { n.cancel(); synctest.Wait() }()
+		catchUp := store.Lag()
+		draining := storetest.HTTP("10.0.0.1", "node-a")
+		draining.Health = registrypb.ServiceEndpoint_DRAINING
+		register(t, c, cart, draining)
+		time.Sleep(10 * confirmTime) // virtual
+		synctest.Wait()
+		n.watch(c, of("shop/cart")).complete()
+		if !strings.Contains(n.String(), "DRAINING") {
+			t.Errorf("what was written is taken back before the store has come so far:\n%s", n)
+		}
+		if p, u := r.Status().Pending, r.unconfirmed.Value(); p != 1 || u != 0 {
+			t.Errorf("%d pending and %d unconfirmed, want 1 and 0", p, u)
+		}
+		catchUp()
+		synctest.Wait()
+		if p := r.Status().Pending; p != 0 {
+			t.Errorf("%d writes pending after the store has shown them", p)
+		}
+		n.wants(store.All(), nil)
+	})
+}
+
 // TestBackoff: a write that fails is tried again after 1 s and up to 30 s, is done once
 // the store takes it, and given up after 5 min: then the store's view holds.
 func TestBackoff(t *testing.T) {

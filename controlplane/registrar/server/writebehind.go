@@ -32,8 +32,8 @@ const (
 	// dropTime: a write that has not succeeded for so long is given up.
 	dropTime = 5 * time.Minute
 	// confirmTime is how long after a write the store may take to show it while it is
-	// followed; then what it shows is believed: somebody else has written since, or
-	// there was nothing to remove.
+	// followed; then what it shows is believed, once its watch has come so far: somebody
+	// else has written since, or there was nothing to remove.
 	confirmTime = 5 * time.Second
 	// flushTime is for what is owed when the server ends.
 	flushTime = 5 * time.Second
@@ -53,10 +53,11 @@ type pending struct {
 	since   time.Time
 	due     time.Time // not to be tried before
 	backoff time.Duration
-	queued  bool      // it stands in Server.ready
-	writing bool      // a write is under way
-	written time.Time // when endpoint was written; zero: it has not been
-	seen    bool      // the store has said of the pod just this since that write began
+	queued  bool              // it stands in Server.ready
+	writing bool              // a write is under way
+	written time.Time         // when endpoint was written; zero: it has not been
+	at      registry.Position // of that, where the Store is registry.Positioned
+	seen    bool              // the store has said of the pod just this since that write began
 }
 
 // shown reports whether the store has shown what was written.
@@ -178,7 +179,7 @@ func (s *Server) sweep(now time.Time) {
 		switch {
 		case p.writing:
 		case !p.written.IsZero():
-			if now.Sub(p.written) >= s.confirmTime && s.storeErr == nil {
+			if now.Sub(p.written) >= s.confirmTime && s.storeErr == nil && s.comeSoFar(p) {
 				s.unconfirmed.Inc()
 				s.releaseLocked(k, p)
 			}
@@ -190,6 +191,13 @@ func (s *Server) sweep(now time.Time) {
 			s.readyLocked(k, p)
 		}
 	}
+}
+
+// comeSoFar reports whether the store's watch is not behind a write that was done; where
+// it cannot be told, confirmTime alone counts.
+func (s *Server) comeSoFar(p *pending) bool {
+	st, ok := s.cfg.Store.(registry.Positioned)
+	return !ok || st.Shown(p.at)
 }
 
 // startWrites begins as many writes as there is room for.
@@ -238,6 +246,9 @@ func (s *Server) wrote(k podKey, p *pending, gen uint64, err error) {
 		s.readyLocked(k, p)
 	case err == nil:
 		p.written = now
+		if st, ok := s.cfg.Store.(registry.Positioned); ok {
+			p.at = st.Position()
+		}
 		if p.shown() {
 			s.releaseLocked(k, p)
 		}

@@ -252,6 +252,34 @@ func (s *Store) Delete(ctx context.Context, service model.ServiceName, ip string
 	return s.write(ctx, service, ip, nil)
 }
 
+// Position is registry.Positioned's.
+func (s *Store) Position() registry.Position {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return registry.Position{Revision: int64(s.rev)}
+}
+
+// Shown is registry.Positioned's: every watch has been told.
+func (s *Store) Shown(p registry.Position) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for w := range s.watches {
+		if w.whole || len(w.queue) > 0 && w.first() <= p.Revision {
+			return false
+		}
+	}
+	return true
+}
+
+// first is the revision of what waits first.
+func (w *watch) first() int64 {
+	n, err := strconv.ParseInt(w.queue[0].Version, 10, 64)
+	if err != nil {
+		panic(err) // setLocked made it
+	}
+	return n
+}
+
 func (s *Store) write(ctx context.Context, service model.ServiceName, ip string, rows []registry.Row) error {
 	s.mu.Lock()
 	s.attempts++
