@@ -786,6 +786,31 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
+// TestSaidAgain: what is registered again while it waits is not given up for what was
+// said first.
+func TestSaidAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.New("local", "local")
+		r := start(t, Config{Store: store})
+		defer r.stop()
+		c := r.dial()
+		store.FailWrites(errors.New("no leader"))
+		for range 2 {
+			register(t, c, cart, storetest.HTTP("10.0.0.1", "node-a"))
+			time.Sleep(dropTime - time.Minute) // virtual
+			synctest.Wait()
+		}
+		if st := r.Status(); st.Rows != 1 || st.Pending != 1 || r.dropped.Value() != 0 {
+			t.Errorf("%d rows, %d pending, %d given up, want 1, 1 and 0", st.Rows, st.Pending, r.dropped.Value())
+		}
+		time.Sleep(dropTime)
+		synctest.Wait()
+		if st := r.Status(); st.Rows != 0 || r.dropped.Value() != 1 {
+			t.Errorf("%d rows, %d given up, want 0 and 1", st.Rows, r.dropped.Value())
+		}
+	})
+}
+
 // TestSlowWriteHoldsNobody: a store that hangs costs a write its time, and no other
 // registration its place with the watchers.
 func TestSlowWriteHoldsNobody(t *testing.T) {

@@ -122,7 +122,8 @@ func (s *Server) enqueueLocked(service model.ServiceName, ip string, e *registry
 		p = &pending{name: service, stored: now[from:to:to]}
 		s.pending[k] = p
 	} else if p.written.IsZero() && (p.endpoint == nil) == (e == nil) && same(p.rows, rows) {
-		return // it is on its way
+		p.since = time.Now() // it is on its way, and whoever wants it does so still
+		return
 	}
 	p.endpoint, p.rows = e, rows
 	p.gen++
