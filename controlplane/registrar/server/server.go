@@ -659,9 +659,15 @@ func (s *Server) ListAllEndpoints(ctx context.Context, req *registrypb.ListAllEn
 		return nil, err
 	}
 	s.mu.Lock()
-	all := make(map[string][]*row, len(s.state.services))
-	for name, sv := range s.state.services {
-		all[name] = sv.rows
+	all := map[string][]*row{}
+	if node := req.GetNodeName(); node != "" { // every node asks, every minute
+		for name := range s.state.nodes[node] {
+			all[name] = s.state.services[name].rows
+		}
+	} else {
+		for name, sv := range s.state.services {
+			all[name] = sv.rows
+		}
 	}
 	out := &registrypb.ListAllEndpointsResponse{Version: s.seenLocked(true, nil).String()}
 	s.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"strings"
@@ -1020,6 +1021,61 @@ type configs struct{ *storetest.Store }
 
 func (configs) Configs(context.Context) ([]*registrypb.ServiceConfigProjection, error) {
 	return []*registrypb.ServiceConfigProjection{{Service: "shop/cart", OriginCluster: "west"}}, nil
+}
+
+// TestRowsOfNode: what is listed of a node follows its rows as they come, move and go,
+// and nothing is remembered of a node that has none.
+func TestRowsOfNode(t *testing.T) {
+	r := New(Config{Store: storetest.New("local", "local")})
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var rows []registry.Row
+	check := func(step int) {
+		t.Helper()
+		r.heard(registry.Change{Whole: true, Rows: rows})
+		for i := range 5 {
+			node, want, got := fmt.Sprintf("node-%d", i), 0, 0
+			for _, row := range rows {
+				if row.Endpoint.GetKubernetesMetadata().GetNodeName() == node {
+					want++
+				}
+			}
+			for _, p := range []registrypb.Service_Protocol{registrypb.Service_PROTOCOL_HTTP, registrypb.Service_PROTOCOL_TCP} {
+				out, err := r.ListAllEndpoints(t.Context(), &registrypb.ListAllEndpointsRequest{Protocol: p, NodeName: node})
+				if err != nil {
+					t.Fatal(err)
+				}
+				b, err := proto.Marshal(out)
+				if err == nil {
+					err = proto.Unmarshal(b, out)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, list := range out.GetServices() {
+					got += len(list.GetEndpoints())
+				}
+			}
+			if got != want {
+				t.Fatalf("step %d: %d rows of %s, want %d", step, got, node, want)
+			}
+		}
+	}
+	for step := range 200 {
+		rows = nil
+		for i := range rnd.IntN(30) {
+			e := both(fmt.Sprintf("10.0.0.%d", i+1))
+			if e.KubernetesMetadata.NodeName = fmt.Sprintf("node-%d", rnd.IntN(5)); rnd.IntN(8) == 0 {
+				e.KubernetesMetadata.NodeName = ""
+			}
+			rows = append(rows, storetest.Rows("local", "local", []model.ServiceName{cart, pay, none}[rnd.IntN(3)], e)...)
+		}
+		check(step)
+	}
+	rows = nil
+	check(-1)
+	if n := len(r.state.nodes); n != 0 {
+		t.Errorf("%d nodes are remembered that have no rows", n)
+	}
 }
 
 // TestStoreAway: while the store is away what is known is served and registrations are

@@ -56,9 +56,12 @@ type state struct {
 	catalog  digest // of all names
 	version  uint64 // grows with every change; for people
 	names    []mem.Buffer
+	nodes    map[string]map[string]int // by node: the services that it has rows of, and how many
 }
 
-func newState() state { return state{services: map[string]*service{}} }
+func newState() state {
+	return state{services: map[string]*service{}, nodes: map[string]map[string]int{}}
+}
 
 // catalogBodies are the SERVICE_ADDED of all names. The slice must not be changed.
 func (st *state) catalogBodies() []mem.Buffer {
@@ -99,22 +102,27 @@ func (st *state) set(name string, rows []*row) news {
 		}
 		for i < len(old) && old[i].compare(r.rowKey) < 0 {
 			n.remove(old[i])
+			st.count(name, old[i].node, -1)
 			i++
 		}
 		switch {
 		case i == len(old) || old[i].compare(r.rowKey) != 0:
 			n.put(endpointAdded, r)
+			st.count(name, r.node, 1)
 		case old[i].sum == r.sum:
 			rows[j] = old[i]
 			i++
 		default:
 			n.sum = n.sum.minus(old[i].sum)
 			n.put(endpointUpdated, r)
+			st.count(name, old[i].node, -1)
+			st.count(name, r.node, 1)
 			i++
 		}
 	}
 	for ; i < len(old); i++ {
 		n.remove(old[i])
+		st.count(name, old[i].node, -1)
 	}
 	if n.empty() {
 		return n
@@ -137,6 +145,24 @@ func (st *state) set(name string, rows []*row) news {
 	st.sum = st.sum.plus(n.sum)
 	st.version++
 	return n
+}
+
+// count counts a row of a node in, or out.
+func (st *state) count(service, node string, by int) {
+	if node == "" {
+		return
+	}
+	of := st.nodes[node]
+	if of == nil {
+		of = map[string]int{}
+		st.nodes[node] = of
+	}
+	if of[service] += by; of[service] != 0 {
+		return
+	}
+	if delete(of, service); len(of) == 0 {
+		delete(st.nodes, node)
+	}
 }
 
 func (n *news) put(t eventType, r *row) {
