@@ -49,7 +49,7 @@ const (
 
 	maxAsked    = 4096    // names in scope because they were asked for
 	maxDelta    = 64      // names of a second stream; more are a new first one
-	maxMessage  = 1 << 20 // bytes of a message
+	maxMessage  = 4 << 20 // bytes of a message; the largest row that etcd takes has 1.5 MiB
 	maxQueue    = 256     // messages of a stream that wait to be looked at; then it is not read from
 	maxBatch    = 1024    // messages that are said to the Sink as one Batch
 	maxProblems = 256     // rows that are listed as problems

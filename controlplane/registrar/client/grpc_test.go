@@ -94,6 +94,22 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
+// TestLargeRow: a row as large as stores take, which not every registrar leaves out, ends no stream.
+func TestLargeRow(t *testing.T) {
+	f := newFleet()
+	large := pod("10.0.0.1", healthy, false)
+	large.Metadata = map[string]string{"notes": strings.Repeat("x", 3<<19)} // etcd's own bound
+	f.add("shop/cart", large)
+	f.add("shop/cart", pod("10.0.0.2", healthy, false))
+	addr, _ := f.serve(t, 0)
+	n := startNode(t, client.Config{Targets: []string{addr}, Whole: true})
+	defer n.end()
+	until(t, "both rows", func() bool { return len(n.heard.of(name("shop/cart"))) == 2 })
+	if e := n.Errors.Value(); e != 0 {
+		t.Errorf("%d streams failed", e)
+	}
+}
+
 // TestKilled: a registrar that is killed in the middle of its snapshot, and one that is killed in the middle of a
 // stream, are replaced by another one; what the node knew stays.
 func TestKilled(t *testing.T) {
