@@ -213,11 +213,11 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 	l.expire(now, &c)
 	served := l.served(&c)
 	l.settle(&c)
-	var needs []model.ServiceName
+	needs, others := l.needs, false
 	if l.cfg.OnNeeds != nil && (c.workloads || len(c.services) > 0) {
-		if is := l.neededServices(); !slices.Equal(is, l.needs) {
-			l.needs, needs = is, is
-		}
+		needs = l.neededServices()
+		others = !slices.Equal(needs, l.needs)
+		l.needs = needs
 	}
 	settings, first := l.settings, !l.live && l.known()
 	l.live = l.live || first
@@ -238,7 +238,7 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 	l.lastTook = l.lastEnd.Sub(now)
 	l.own.Unlock()
 
-	if needs != nil {
+	if others {
 		l.cfg.OnNeeds(needs)
 	}
 	if c.settings && l.cfg.OnSettings != nil {
@@ -286,13 +286,15 @@ func (l *Loop) tell(batches int, published time.Time, problems []model.Problem) 
 		l.logNew(problems)
 		l.problems = problems
 	}
-	synced := true
+	synced, heard := true, false
 	for _, s := range l.sources {
 		s.inForce.Store(s.taken)
-		s.heard = s.whole || s.restored
+		is := s.whole || s.restored
+		heard = heard || is != s.heard
+		s.heard = is
 		synced = synced && s.whole
 	}
-	if batches == 0 && published.IsZero() && !news && synced == l.synced {
+	if batches == 0 && published.IsZero() && !news && !heard && synced == l.synced {
 		return
 	}
 	l.synced = synced

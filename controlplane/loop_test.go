@@ -441,6 +441,12 @@ func TestSettings(t *testing.T) {
 		if p := w.loop.State().Problems; len(p) != 1 || !strings.Contains(p[0].Reason, "file and kube") {
 			t.Errorf("%+v", p)
 		}
+		// The one without a MeshConfig, or whose MeshConfig has gone, contradicts nobody.
+		src[0].Apply(input.Batch{Settings: &input.Settings{AccessLogs: true}})
+		w.settled()
+		if p := w.loop.State().Problems; len(p) != 1 || !strings.Contains(p[0].Reason, "tracing") || w.target.last().Semantics() != model.GatewayAPI {
+			t.Errorf("%+v, %v", p, w.target.last().Semantics())
+		}
 	})
 }
 
@@ -470,6 +476,11 @@ func TestNeeds(t *testing.T) {
 		w.settled()
 		if len(got) != 3 || fmt.Sprint(got[2]) != "[pay/api shop/web]" {
 			t.Errorf("%v", got)
+		}
+		src[0].Replace(input.Batch{})
+		w.settled()
+		if len(got) != 4 || len(got[3]) != 0 {
+			t.Errorf("nothing is needed any more, and was told: %v", got)
 		}
 	})
 }

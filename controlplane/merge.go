@@ -46,12 +46,26 @@ func (l *Loop) take() (c change) {
 		s.taken = said
 		c.objects = c.objects || !p.objects.first.IsZero()
 		if p.replace != nil {
+			if s.restored {
+				s.forget(p.replace, &c)
+			}
 			s.enter(p.replace, true, &c)
 			s.whole, s.restored = true, false
 		}
 		s.enter(&p.then, false, &c)
 	}
 	return c
+}
+
+// forget takes back settings and locality that the source said before the start, where
+// b, its first whole state since, says none: nil is as before only within one life.
+func (s *Source) forget(b *input.Batch, c *change) {
+	if b.Settings == nil && s.settings != nil && s.settings == s.before.settings {
+		s.settings, c.settings = nil, true
+	}
+	if b.Locality == nil && s.locality != nil && s.locality == s.before.locality {
+		s.locality, c.locality = nil, true
+	}
 }
 
 // enter takes a Batch in; all: it is all that the source says.
@@ -322,11 +336,12 @@ func (l *Loop) pods() []model.Workload {
 	return out
 }
 
-// mergedSettings are those of the first source that says any.
+// mergedSettings are those of the first source that says any. One that says those of
+// Config says none: that is how a source tells that its MeshConfig is gone.
 func (l *Loop) mergedSettings() input.Settings {
 	var who []*Source
 	for _, s := range l.sources {
-		if s.settings != nil && (len(who) == 0 || *s.settings != *who[0].settings) {
+		if s.settings != nil && *s.settings != l.cfg.Settings && (len(who) == 0 || *s.settings != *who[0].settings) {
 			who = append(who, s)
 		}
 	}

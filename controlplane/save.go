@@ -68,6 +68,7 @@ func (l *Loop) restore() (some bool) {
 		b := whole(of)
 		s.enter(&b, true, &l.carried)
 		s.restored, s.trueAt = true, of.At
+		s.before.settings, s.before.locality = b.Settings, b.Locality
 		if oldest.IsZero() || of.At.Before(oldest) {
 			oldest = of.At
 		}

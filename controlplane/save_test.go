@@ -108,6 +108,65 @@ func TestNewSourceIsWaitedFor(t *testing.T) {
 	})
 }
 
+// TestRestoredSettings: what a source said of settings and place before the start holds until
+// it says its whole state, in which they may be gone; those of this life are as before then.
+func TestRestoredSettings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := lastgood.New(filepath.Join(t.TempDir(), "last-good"))
+		w, src := start(t, Config{LastGood: file}, "files")
+		src[0].Replace(input.Batch{Settings: &input.Settings{Semantics: model.GatewayAPI, SameNode: model.InProcess}, Locality: &input.Locality{Region: "r"}})
+		w.settled()
+		w.stop()
+		w, src = start(t, Config{LastGood: file}, "files")
+		if m := w.loop.Mesh(); m.Semantics != model.GatewayAPI || m.SameNode != model.InProcess || m.Region != "r" {
+			t.Errorf("before it is heard: %v, %v, %q", m.Semantics, m.SameNode, m.Region)
+		}
+		src[0].Replace(input.Batch{})
+		w.settled()
+		if m := w.loop.Mesh(); m.Semantics != model.Aether || m.SameNode != model.MTLS || m.Region != "" || w.target.last().Semantics() != model.Aether {
+			t.Errorf("it says none any more: %v, %v, %q", m.Semantics, m.SameNode, m.Region)
+		}
+		w.stop()
+		w, src = start(t, Config{LastGood: file}, "files")
+		src[0].Apply(input.Batch{Settings: &input.Settings{SameNode: model.InProcess}, Locality: &input.Locality{Region: "r"}})
+		w.settled()
+		src[0].Replace(input.Batch{})
+		w.settled()
+		if m := w.loop.Mesh(); m.SameNode != model.InProcess || m.Region != "r" {
+			t.Errorf("said since the start: %v, %q", m.SameNode, m.Region)
+		}
+	})
+}
+
+// TestOthersRestored: who waits for the others hears of it that they have been restored, also
+// where nothing can be published yet.
+func TestOthersRestored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := lastgood.New(filepath.Join(t.TempDir(), "last-good"))
+		w, src := start(t, Config{LastGood: file}, "kube")
+		src[0].Replace(batch(t, "service shop/cart 10.96.0.1"))
+		w.settled()
+		w.stop()
+
+		ctx, cancel := context.WithCancel(t.Context())
+		loop := New(Config{Target: &target{}, Node: "n1", Domain: model.DefaultDomain, TrustDomain: "td", LastGood: file})
+		registry := loop.Source("registry", SourceOptions{}) // new, and Kubernetes is away
+		loop.Source("kube", SourceOptions{})
+		waits := make(chan error, 1)
+		go func() { waits <- registry.WaitForOthers(ctx) }()
+		synctest.Wait()
+		ended := make(chan error)
+		go func() { ended <- loop.Run(ctx) }()
+		synctest.Wait()
+		if len(waits) != 1 {
+			t.Error("it waits for what was there before the start")
+		}
+		cancel()
+		<-ended
+		<-waits
+	})
+}
+
 // TestDamagedLastGood: it is named in log and report, is not used, and the next good state
 // takes its place.
 func TestDamagedLastGood(t *testing.T) {

@@ -41,7 +41,11 @@ type Source struct {
 	whole    bool      // it has said a whole state since the start
 	restored bool      // what it knows is of before the start
 	trueAt   time.Time // restored: until when that was known to be true
-	taken    uint64    // how many of said are in known
+	before   struct {  // what of it a whole state does not replace by saying nothing
+		settings *input.Settings
+		locality *input.Locality
+	}
+	taken uint64 // how many of said are in known
 
 	inForce atomic.Uint64 // how many of said are in force
 	heard   bool          // whole or restored, as Loop.mu guards
