@@ -180,6 +180,24 @@ func TestPortMap(t *testing.T) {
 	}
 }
 
+// A reserved port of a user's Service, such as one that was the registrar's and has kept its
+// ports, is left out, and no more: without the Service its address would be nobody's, and
+// dials to it would pass by the policy of its routes.
+func TestReservedPortOfAPIService(t *testing.T) {
+	s := NewState("", input.Settings{})
+	svc := userService("cart")
+	svc.Spec.Ports = append(svc.Spec.Ports[2:], corev1.ServicePort{Name: "mesh", Port: 18081}, corev1.ServicePort{Name: "to", Port: 82, TargetPort: intstr.FromInt32(18082)})
+	s.SetService(svc)
+	b := s.Take()
+	got := b.Services[name{Namespace: "shop", Name: "cart"}]
+	if len(got) != 1 || len(got[0].ClusterIPs) != 1 || len(got[0].Ports) != 1 || got[0].Ports[0].Number != 81 {
+		t.Errorf("%+v", got)
+	}
+	if said := s.said(); !strings.Contains(said, "port 18081: ") || !strings.Contains(said, "port 82: ") || !strings.Contains(said, "left out") {
+		t.Errorf("%s", said)
+	}
+}
+
 func targets(s *State, service string) string {
 	var out []string
 	for _, p := range s.services[name{Namespace: "shop", Name: service}].out.Ports {
