@@ -226,9 +226,13 @@ func (k *keeper) hear(n follow.News[*live]) {
 	for _, l := range n.Objects {
 		key := l.key()
 		seen[key] = true
-		if n.Op == follow.Removed {
+		switch n.Op {
+		case follow.Removed:
 			k.gone(key)
-		} else {
+		case follow.Replaced: // also by older versions: the server may have been set back
+			k.live[key] = l
+			k.lookAt(key)
+		default:
 			k.know(l)
 		}
 	}
@@ -274,6 +278,7 @@ func (k *keeper) readRows() {
 	for name, rows := range k.cfg.Rows.Services() {
 		s := specOf(rows)
 		want[name] = s
+		delete(k.absent, name)
 		if old, ok := k.want[name]; !ok || !slices.Equal(old.ports, s.ports) {
 			delete(k.calm, name) // it is we who want something else
 			k.lookAt(name)
