@@ -151,7 +151,7 @@ type Loop struct {
 	iter    uint64
 	wheel   wheel        // timers
 	fine    wheel        // those that are due soon
-	started atomic.Int64 // start of the running iteration, 0 while waiting
+	started atomic.Int64 // start of the running iteration, 0 while there is none
 	seen    int64        // watchdog: the iteration already reported
 
 	cpuAt int64 // when cpu was last read
@@ -441,7 +441,6 @@ func (l *Loop) iterate(block bool) {
 	if !block || len(l.tasks)+len(l.dirty) > 0 {
 		timeout = 0
 	}
-	l.started.Store(0)
 	n := l.wait(timeout)
 	l.now = l.cfg.Now()
 	if l.now-l.ended >= yieldEvery { // a wait that long is a yield
@@ -478,6 +477,7 @@ func (l *Loop) iterate(block bool) {
 		l.cpuAt = l.now
 		l.readCPU()
 	}
+	l.started.Store(0) // a yield is no part of it
 }
 
 // deliver tells the sources of the first n events.
