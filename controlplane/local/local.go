@@ -143,7 +143,7 @@ type Pods struct {
 	wg    sync.WaitGroup  // added to only while ctx is set
 	place Place
 	pods  map[string]*pod // by container
-	order uint64          // of the pods' coming
+	order uint64          // of the pod that came last
 	rows  map[rowKey]*row
 	lost  map[string]*lostPod // live pods that are not here, by UID or name
 
@@ -162,7 +162,6 @@ type view struct {
 // pod is one pod of the node. Pods.mu guards it.
 type pod struct {
 	rec     record
-	order   uint64
 	meta    endpointmeta.Meta
 	service model.ServiceName
 	id      string // SPIFFE ID
@@ -233,6 +232,7 @@ func New(c Config) (*Pods, error) {
 	for _, r := range records { // where the node is is known before any server answers
 		l.place.Region, l.place.Zone = cmp.Or(l.place.Region, r.Region), cmp.Or(l.place.Zone, r.Zone)
 		l.place.NodeIP = cmp.Or(l.place.NodeIP, r.NodeIP)
+		l.order = max(l.order, r.Order)
 	}
 	for _, r := range records {
 		p := l.make(r)
@@ -255,8 +255,11 @@ func problemKey(container string) string { return "pod " + container }
 
 // make reads what a record says.
 func (l *Pods) make(r record) *pod {
-	l.order++
-	p := &pod{rec: r, order: l.order, seen: time.Now(), view: &view{namespace: r.Namespace, name: r.Name}}
+	if r.Order == 0 {
+		l.order++
+		r.Order = l.order
+	}
+	p := &pod{rec: r, seen: time.Now(), view: &view{namespace: r.Namespace, name: r.Name}}
 	p.fault = l.read(p)
 	p.app.ok = p.health() == registrypb.ServiceEndpoint_HEALTHY
 	p.row.ok = p.app.ok
@@ -435,7 +438,7 @@ func (l *Pods) add(in Pod) (p *pod, fresh bool, err error) {
 		Region: l.place.Region, Zone: l.place.Zone, NodeIP: l.place.NodeIP,
 	}
 	if old != nil { // a re-sent call demotes nobody, and brings nobody back who leaves
-		rec.Health, rec.Phase, rec.Next = old.rec.Health, old.rec.Phase, old.rec.Next
+		rec.Health, rec.Phase, rec.Next, rec.Order = old.rec.Health, old.rec.Phase, old.rec.Next, old.rec.Order
 		rec.Terminating = in.Terminating || old.rec.Terminating
 	}
 	p = l.make(rec)

@@ -779,6 +779,24 @@ func TestRestart(t *testing.T) {
 	})
 }
 
+// TestRestartKeepsTheOrder: the row of an address is the latest container's, also after a restart
+// and where the earlier one's add is sent once more.
+func TestRestartKeepsTheOrder(t *testing.T) {
+	inWorld(t, nil, func(w *world) {
+		old, anew := cart(1), cart(1)
+		old.ContainerID, old.NetNS = "c9", "/run/aether/netns/c9" // by name it is the last
+		w.healthy(old)
+		w.healthy(anew)
+		w.set(func() { w.answers["c9"] = errRefused })
+		for _, again := range []func(){w.restart, func() { w.add(old) }, w.restart} {
+			again()
+			w.after(sweepPause + unhealthAfter*probeInterval)
+			w.is("c9", "")
+			w.is("c1", "HEALTHY")
+		}
+	})
+}
+
 // TestDamagedStorage: a file that is no record is set aside and named, and takes nobody with it.
 func TestDamagedStorage(t *testing.T) {
 	bad := map[string]string{

@@ -65,7 +65,7 @@ func (l *Pods) rowOf(p *pod) *registrypb.ServiceEndpoint {
 // container has been made anew and the old one is not gone yet. nil: nobody.
 func (l *Pods) holderLocked(k rowKey) (best *pod) {
 	for _, p := range l.pods {
-		if p.fault == nil && p.key() == k && (best == nil || p.order > best.order) {
+		if p.fault == nil && p.key() == k && (best == nil || p.rec.Order > best.rec.Order) {
 			best = p
 		}
 	}

@@ -34,6 +34,8 @@ type record struct {
 	// Phase of the pod's end, and when the next one begins.
 	Phase phase     `json:"phase,omitempty"`
 	Next  time.Time `json:"next,omitzero"`
+	// Order of the pods' coming: the row of an address is the latest one's. 0: not known.
+	Order uint64 `json:"order,omitempty"`
 	// Where the node was when the row was written.
 	Region string     `json:"region,omitempty"`
 	Zone   string     `json:"zone,omitempty"`

@@ -173,7 +173,7 @@ func (l *Pods) prune(ctx context.Context, known *clusterPods) {
 		pods = append(pods, p)
 	}
 	l.mu.Unlock()
-	slices.SortFunc(pods, func(a, b *pod) int { return int(a.order) - int(b.order) })
+	slices.SortFunc(pods, func(a, b *pod) int { return cmp.Compare(a.rec.Order, b.rec.Order) })
 	gone := make(map[*pod]bool, len(pods)) // its namespace
 	for _, p := range pods {
 		if ctx.Err() != nil {
