@@ -38,6 +38,7 @@ type options struct {
 	certs, devCA                                string
 	adminAddr, logLevel, blocking, records      string
 	handover, lastGood                          string
+	stateDir, podsDir                           string
 	registrar                                   []string
 	registrarAccount, nodeAccount, cluster      string
 	kubeconfig, namespace                       string
@@ -79,7 +80,7 @@ one drains: no connection is refused or lost meanwhile.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), leave, o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.config, "config", "", "directory of Kubernetes YAML: pods, services, routes")
+	f.StringVar(&o.config, "config", "", "directory of Kubernetes YAML: pods, services, routes. With --registrar only this node's pods are taken of the pods in it, and they are registered there")
 	f.StringSliceVar(&o.registrar, "registrar", nil, "registrars, as host:port: who tells of all pods' endpoints")
 	f.StringVar(&o.registrarAccount, "registrar-account", "aether-system/aether-registrar", "namespace and ServiceAccount whose identity registrars must have")
 	f.BoolVar(&o.registrarInsecure, "registrar-insecure", false, "speak to registrars without TLS; only on the loopback, for trials")
@@ -90,6 +91,8 @@ one drains: no connection is refused or lost meanwhile.`,
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "or from that of this kubeconfig file")
 	f.StringVar(&o.namespace, "namespace", "aether-system", "namespace of the control plane, whose MeshConfig counts")
 	f.StringVar(&o.lastGood, "last-good", "", "file for what this node last knew of the mesh: it serves that after a start at which a source cannot be heard; empty: none is kept")
+	f.StringVar(&o.stateDir, "state-dir", "/var/lib/aether", "directory for what this node has to know again after a restart")
+	f.StringVar(&o.podsDir, "pods-dir", "", "with --registrar: directory for the records of this node's pods, of this process and its successors alone; default pods/<node> in --state-dir")
 	f.StringVar(&o.node, "node", "", "name of this node, as in spec.nodeName (required)")
 	f.StringVar(&o.domain, "mesh-domain", model.DefaultDomain, "domain of mesh names")
 	f.StringVar(&o.trustDomain, "trust-domain", "", "SPIFFE trust domain; default the mesh domain")
@@ -196,6 +199,7 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	var told *sources // set before the node runs
 	if len(o.registrar) > 0 {
 		cfg.Want = func(n model.ServiceName) { told.want(n) }
+		cfg.Ready = func(container string) bool { return told.pods.Ready(container) }
 	}
 	node, err := dataplane.New(cfg)
 	if err != nil {
@@ -203,7 +207,9 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	}
 	metrics.Count("aether_retries_total", "Requests sent once more.", &node.Outbound().Retries)
 	metrics.Count("aether_retries_overflow_total", "Requests not sent once more, because too many others were.", &node.Outbound().RetriesOverflow)
+	h := &handover{o: o, log: log, node: node, owner: owner, before: before, taken: make(chan struct{})}
 	told = newSources(o, node, cfg.Identities, log)
+	told.left = [...]<-chan struct{}{leave, h.taken}
 	sources := told
 	sources.cfg.OnSettings = func(s input.Settings) {
 		access.Set(s.AccessLogs, s.AccessLogSuccess)
@@ -231,11 +237,10 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 			stop() // whatever ends, all end
 		})
 	}
-	h := &handover{o: o, log: log, node: node, owner: owner, before: before, taken: make(chan struct{})}
 	if o.adminAddr != "" {
 		h.admin = &http.Server{
 			ReadHeaderTimeout: 10 * time.Second,
-			Handler: admin.Handler(admin.Config{
+			Handler: sources.admin(admin.Handler(admin.Config{
 				Node: node, Why: ring, Metrics: metrics.Handler(), Level: level,
 				Report: loop.Report,
 				Wait: func(ctx context.Context, synced bool, seq uint64) error {
@@ -245,7 +250,7 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 					return loop.Wait(ctx, seq)
 				},
 				Dump: func() []byte { return file.Dump(loop.Mesh()) },
-			}),
+			})),
 		}
 	}
 	start("hand-over", func() error { return h.run(ctx, leave) })

@@ -6,16 +6,23 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
+	"path/filepath"
 	"strings"
+	"sync"
 	"time"
+
+	"google.golang.org/grpc/credentials"
 
 	"aether/controlplane"
 	"aether/controlplane/file"
 	"aether/controlplane/input"
 	"aether/controlplane/kube"
 	"aether/controlplane/lastgood"
+	"aether/controlplane/local"
 	"aether/controlplane/registrar/client"
+	"aether/controlplane/registrar/register"
 	"aether/dataplane"
 	"aether/dataplane/model"
 	"aether/dataplane/telemetry"
@@ -33,6 +40,9 @@ type sources struct {
 
 	loop      *controlplane.Loop
 	registrar *client.Client // nil: there is none
+	pods      *local.Pods    // whose rows go to registrars; nil: there is none
+	follower  *local.Follower
+	left      [2]<-chan struct{} // one is closed once the pods are another process's, or nobody's
 	run       []source
 }
 
@@ -49,6 +59,24 @@ func (o *options) checkSources() error {
 		return errors.New("--node is required (see --help)")
 	case o.config == "" && len(o.registrar) == 0 && !o.kubernetes && o.kubeconfig == "":
 		return errors.New("nobody tells of the mesh: give --config, --registrar or --kubernetes (see --help)")
+	case strings.Contains(o.node, "/") || !filepath.IsLocal(o.node) || o.node == ".":
+		return fmt.Errorf("--node: %q is no name of a node: write spec.nodeName of its pods", o.node)
+	}
+	if len(o.registrar) == 0 {
+		for flag, given := range map[string]bool{
+			"--pods-dir": o.podsDir != "", "--registrar-insecure": o.registrarInsecure, "--registrar-whole": o.registrarWhole,
+		} {
+			if given {
+				return fmt.Errorf("%s is of no use without --registrar: leave it out, or name a registrar", flag)
+			}
+		}
+		return nil
+	}
+	if o.podsDir == "" {
+		if o.stateDir == "" {
+			return errors.New("--registrar needs a place for the records of this node's pods: give --state-dir or --pods-dir")
+		}
+		o.podsDir = filepath.Join(o.stateDir, "pods", o.node)
 	}
 	if !o.registrarInsecure {
 		return nil
@@ -92,15 +120,30 @@ func (s *sources) build() error {
 		}
 	}
 	s.loop = controlplane.New(s.cfg)
+	var creds credentials.TransportCredentials // nil: none are wanted
+	if len(s.o.registrar) > 0 {
+		if !s.o.registrarInsecure {
+			var err error
+			if creds, err = s.secure(); err != nil {
+				return err
+			}
+		}
+		if err := s.live(creds); err != nil {
+			return err
+		}
+	}
 	if dir := s.o.config; dir != "" {
 		sink := s.loop.Source("file", controlplane.SourceOptions{Final: true})
 		how := file.Options{
 			Node: s.o.node, Domain: s.o.domain, TrustDomain: s.o.trustDomain, NetNSDir: s.o.netnsDir, RedirectAllDefault: s.o.redirectAll,
 		}
+		if s.pods != nil {
+			how.OnPods = s.tellPods
+		}
 		s.add("file", func(ctx context.Context) error { return file.Feed(ctx, dir, how, s.o.settings(), sink) })
 	}
 	if len(s.o.registrar) > 0 {
-		if err := s.follow(s.loop.Source("registrar", controlplane.SourceOptions{})); err != nil {
+		if err := s.follow(s.loop.Source("registrar", controlplane.SourceOptions{}), creds); err != nil {
 			return err
 		}
 	}
@@ -120,16 +163,110 @@ func (s *sources) build() error {
 	return nil
 }
 
+// live has this node's pods led, and their rows written to registrars.
+func (s *sources) live(credentials credentials.TransportCredentials) (err error) {
+	caller, err := register.New(register.Config{Targets: s.o.registrar, Credentials: credentials})
+	if err != nil {
+		return err
+	}
+	s.pods, err = local.New(local.Config{
+		Dir: s.o.podsDir, Place: s.place(input.Locality{}), TrustDomain: s.o.trustDomain, Registry: caller,
+		Sink:  s.loop.Source("local", controlplane.SourceOptions{Local: true}),
+		Probe: local.Prober(s.node.Dial), Certificate: s.node.HasCertificate, Served: s.node.Await,
+		RedirectAllDefault: s.o.redirectAll, Log: s.log,
+	})
+	if err != nil {
+		return fmt.Errorf("--pods-dir, --state-dir: %w", err)
+	}
+	s.follower = local.NewFollower(s.pods)
+	s.add("pods", func(ctx context.Context) error {
+		in, stop := context.WithCancel(ctx)
+		defer stop()
+		var wg sync.WaitGroup
+		errs := make(chan error, 2)
+		for _, run := range []func(context.Context) error{s.pods.Run, s.follower.Run} {
+			wg.Go(func() {
+				if err := run(in); err != nil {
+					errs <- err
+				}
+			})
+		}
+		var err error
+		select {
+		case <-s.left[0]:
+		case <-s.left[1]:
+		case err = <-errs:
+		case <-ctx.Done():
+		}
+		// What this process can no longer reach is no sign that an application is sick.
+		stop()
+		wg.Wait()
+		err = errors.Join(err, caller.Close())
+		if err == nil {
+			<-ctx.Done()
+		}
+		return err
+	})
+	return nil
+}
+
+func (s *sources) place(at input.Locality) local.Place {
+	return local.Place{Cluster: s.o.cluster, Node: s.o.node, Region: at.Region, Zone: at.Zone}
+}
+
+// tellPods has the pods of a directory led.
+func (s *sources) tellPods(l file.Local) {
+	s.pods.SetPlace(s.place(l.Locality))
+	list := make([]local.Listed, len(l.Pods))
+	for i, p := range l.Pods {
+		list[i] = local.Listed{
+			Pod: local.Pod{
+				Namespace: p.Namespace, Name: p.Name, UID: p.UID, Account: p.Account, ContainerID: p.Container, NetNS: p.NetNS, IPs: p.IPs,
+				Labels: p.Labels, Annotations: p.Annotations, Terminating: p.Terminating,
+			},
+			Termination: local.Termination{PreStop: p.PreStop, Grace: p.Grace},
+		}
+	}
+	s.follower.Tell(list)
+}
+
+// admin is the node's admin, with the health of its pods beside it where that is probed.
+func (s *sources) admin(of http.Handler) http.Handler {
+	if s.pods == nil {
+		return of
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/healthz/", s.pods.Handler())
+	mux.Handle("/", of)
+	return mux
+}
+
+// back is the registrars' sink that has the pods look at their rows when a registrar can be
+// heard again.
+type back struct {
+	*controlplane.Source
+	pods *local.Pods
+
+	mu        sync.Mutex
+	connected bool
+}
+
+// Report is input.Sink.
+func (b *back) Report(s input.Status) {
+	b.Source.Report(s)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s.Connected && !b.connected {
+		b.pods.Resync()
+	}
+	b.connected = s.Connected
+}
+
 // follow follows registrars.
-func (s *sources) follow(sink *controlplane.Source) (err error) {
+func (s *sources) follow(sink *controlplane.Source, credentials credentials.TransportCredentials) (err error) {
 	cfg := client.Config{
 		Targets: s.o.registrar, Cluster: s.o.cluster, Node: s.o.node, TrustDomain: s.o.trustDomain, Whole: s.o.registrarWhole,
-		InUse: s.node.Used, Sink: sink, Log: s.log,
-	}
-	if !s.o.registrarInsecure {
-		if err := s.secure(&cfg); err != nil {
-			return err
-		}
+		InUse: s.node.Used, Sink: &back{Source: sink, pods: s.pods}, Credentials: credentials, Log: s.log,
 	}
 	if s.registrar, err = client.New(cfg); err != nil {
 		return err
@@ -148,14 +285,14 @@ func (s *sources) follow(sink *controlplane.Source) (err error) {
 }
 
 // secure has registrars met by this node's own identity.
-func (s *sources) secure(cfg *client.Config) error {
+func (s *sources) secure() (credentials.TransportCredentials, error) {
 	own, err := spiffeID("--node-account", s.o.nodeAccount, s.o.trustDomain)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	server, err := spiffeID("--registrar-account", s.o.registrarAccount, s.o.trustDomain)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	namespace, account, _ := strings.Cut(s.o.nodeAccount, "/")
 	const key = "the node itself"
@@ -166,8 +303,7 @@ func (s *sources) secure(cfg *client.Config) error {
 	}})
 	store.Add(mtls.Ref{Container: key, Namespace: namespace, Account: account, Pod: s.o.node, ID: own})
 	s.add("identity of the node", store.Run)
-	cfg.Credentials = client.TLS(func() *mtls.SVID { return store.Current(key) }, server)
-	return nil
+	return client.TLS(func() *mtls.SVID { return store.Current(key) }, server), nil
 }
 
 // spiffeID is that of "<namespace>/<account>".
@@ -247,5 +383,6 @@ func (s *sources) gauges(m *telemetry.Metrics) {
 	m.Count("aether_source_disconnects_total", "Times that a source lost what it follows.", &c.Disconnects)
 	if s.registrar != nil {
 		s.registrar.Register(m)
+		s.pods.Register(m)
 	}
 }

@@ -12,8 +12,11 @@ import (
 func Feed(ctx context.Context, dir string, o Options, base input.Settings, sink input.Sink) error {
 	var last *input.Batch
 	var down string // why the directory cannot be read, as told
-	return observe(ctx, dir, o, func(m *model.Mesh, problems []model.Problem, err error) {
+	return observe(ctx, dir, o, func(m *model.Mesh, pods []Pod, problems []model.Problem, err error) {
 		next := input.Whole(m, problems, base)
+		if o.OnPods != nil {
+			next.Endpoints, next.Workloads = nil, nil
+		}
 		why := ""
 		if err != nil {
 			why = dirProblem(dir, err).Reason
@@ -28,5 +31,8 @@ func Feed(ctx context.Context, dir string, o Options, base input.Settings, sink 
 			sink.Apply(d)
 		}
 		last = &next
+		if o.OnPods != nil {
+			o.OnPods(Local{pods, *next.Locality})
+		}
 	})
 }

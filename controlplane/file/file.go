@@ -22,9 +22,12 @@ package file
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
+	"time"
 
 	"aether/controlplane/gamma"
+	"aether/controlplane/input"
 	"aether/dataplane/model"
 )
 
@@ -83,6 +86,31 @@ type Options struct {
 
 	// RedirectAllDefault is what capture.aether.io/redirect-all means when a pod does not say (contract 1.5).
 	RedirectAllDefault bool
+
+	// OnPods, if not nil, is told by Feed of this node's pods, all of them after each change,
+	// on Feed's goroutine. Somebody else leads their lives then, and what the Sink hears of
+	// the directory has neither workloads nor endpoints of anybody.
+	OnPods func(Local)
+}
+
+// Local is what a directory says of one node's own pods.
+type Local struct {
+	Pods     []Pod          // by namespace and name
+	Locality input.Locality // of the node
+}
+
+// Pod is one of a node's own, for whoever leads its life.
+type Pod struct {
+	Namespace, Name, UID, Account string
+	// Container is that of the annotation; without it the UID, and without that <namespace>_<name>.
+	Container           string
+	NetNS               string // path
+	IPs                 []netip.Addr
+	Labels, Annotations map[string]string
+	// Terminating: metadata.deletionTimestamp is set. PreStop is the longest preStop.sleep of its
+	// containers, Grace what it has until it is killed (contract 13.3).
+	Terminating    bool
+	PreStop, Grace time.Duration
 }
 
 func (o Options) withDefaults() Options {

@@ -1,12 +1,14 @@
 package file
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -40,6 +42,7 @@ type podFacts struct {
 	// What it is to the node it runs on.
 	node     string
 	workload *model.Workload
+	own      *Pod      // the same, where another leads its life
 	told     []problem // of the workload alone
 }
 
@@ -67,7 +70,7 @@ func (r *reader) pod(o gamma.Object) {
 			break
 		}
 		if flaws := r.managed(o, &p, f); r.Refuse(o, flaws, "the pod is not served") {
-			f.endpoint, f.workload = nil, nil
+			f.endpoint, f.workload, f.own = nil, nil, nil
 			break
 		}
 		if f.endpoint != nil && f.endpoint.Cluster != "" {
@@ -190,7 +193,11 @@ func (r *reader) managed(o gamma.Object, p *corev1.Pod, f *podFacts) []gamma.Fla
 	}
 	if f.part == partWorkload || f.part == "" && f.node != "" {
 		container, ok := p.Annotations[AnnotationContainerID]
-		if !ok {
+		switch {
+		case ok:
+		case r.o.OnPods != nil: // a successor of the same name is another one, and it names a file
+			container = cmp.Or(string(p.UID), o.Namespace+"_"+o.Name)
+		default:
 			container = o.Namespace + "/" + o.Name
 		}
 		known := len(r.Problems)
@@ -210,9 +217,42 @@ func (r *reader) managed(o gamma.Object, p *corev1.Pod, f *podFacts) []gamma.Fla
 			Capture:     capture,
 			Upstreams:   meta.Upstreams,
 		}
+		if r.o.OnPods != nil {
+			f.own = &Pod{
+				Namespace: o.Namespace, Name: o.Name, UID: string(p.UID), Account: account, Container: container, NetNS: netns, IPs: ips,
+				Labels: p.Labels, Annotations: p.Annotations,
+				Terminating: p.DeletionTimestamp != nil, PreStop: preStop(p), Grace: grace(p),
+			}
+		}
 	}
 	return nil
 }
+
+// preStop is the longest sleep before a container of the pod is told to end. How long a
+// command runs cannot be told.
+func preStop(p *corev1.Pod) (longest time.Duration) {
+	for i := range p.Spec.Containers {
+		if l := p.Spec.Containers[i].Lifecycle; l != nil && l.PreStop != nil && l.PreStop.Sleep != nil {
+			longest = max(longest, seconds(l.PreStop.Sleep.Seconds))
+		}
+	}
+	return longest
+}
+
+// grace is from the pod's deletion to its being killed: what the deletion says, or the pod.
+func grace(p *corev1.Pod) time.Duration {
+	s := int64(corev1.DefaultTerminationGracePeriodSeconds)
+	if p.Spec.TerminationGracePeriodSeconds != nil {
+		s = *p.Spec.TerminationGracePeriodSeconds
+	}
+	if p.DeletionGracePeriodSeconds != nil {
+		s = *p.DeletionGracePeriodSeconds
+	}
+	return seconds(s)
+}
+
+// seconds are a duration; more than an hour is one, less than none is none.
+func seconds(s int64) time.Duration { return time.Duration(min(max(s, 0), 3600)) * time.Second }
 
 func podIPs(o gamma.Object, p *corev1.Pod, bad func(int, string, ...any)) []netip.Addr {
 	texts, at := []string(nil), []string{"status", "podIPs"}

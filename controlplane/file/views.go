@@ -28,6 +28,23 @@ func LoadViews(dir string, o Options) *Views {
 	return v
 }
 
+// local are the pods whose traffic m's node carries, in the order of m.Workloads.
+func (v *Views) local(m *model.Mesh) []Pod {
+	own := make(map[string]*Pod, len(m.Workloads))
+	for _, it := range v.pods {
+		if p := it.pod; p.own != nil && (p.part == partWorkload || m.Node != "" && p.node == m.Node) && own[p.own.Container] == nil {
+			own[p.own.Container] = p.own // of two that claim one container the first has it
+		}
+	}
+	var out []Pod
+	for _, w := range m.Workloads {
+		if p := own[w.ContainerID]; p != nil {
+			out = append(out, *p)
+		}
+	}
+	return out
+}
+
 // Mesh gives what Load gives for a node; "" is one that no pod is on. All but Workloads is
 // shared with the meshes of other nodes and may not be changed.
 func (v *Views) Mesh(node string) (*model.Mesh, []model.Problem) {

@@ -31,11 +31,12 @@ const (
 // on is called on the caller's goroutine, and what it is given is its own to keep,
 // but shares memory with what it was given before: it may not be changed.
 func Watch(ctx context.Context, dir string, o Options, on func(*model.Mesh, []model.Problem)) error {
-	return observe(ctx, dir, o, func(m *model.Mesh, problems []model.Problem, _ error) { on(m, problems) })
+	return observe(ctx, dir, o, func(m *model.Mesh, _ []Pod, problems []model.Problem, _ error) { on(m, problems) })
 }
 
-// observe is Watch that also tells on why the directory cannot be read at the moment.
-func observe(ctx context.Context, dir string, o Options, on func(*model.Mesh, []model.Problem, error)) error {
+// observe is Watch that also tells on which pods are this node's, where another leads their
+// lives, and why the directory cannot be read at the moment.
+func observe(ctx context.Context, dir string, o Options, on func(*model.Mesh, []Pod, []model.Problem, error)) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return fmt.Errorf("configuration directory: %w", err)
@@ -62,14 +63,16 @@ type source struct {
 	*loader
 	visit func(string) error
 	sweep func() // ends a read: drops the watches that it did not visit
-	on    func(*model.Mesh, []model.Problem, error)
+	on    func(*model.Mesh, []Pod, []model.Problem, error)
 
 	mesh     *model.Mesh // last good one
+	pods     []Pod
 	problems []model.Problem
 	err      error // why dir could not be read the last time
 	stale    bool  // loader says more than mesh does
 	told     []model.Problem
 	toldMesh *model.Mesh
+	toldPods []Pod
 }
 
 // read brings the loader up to date. Its error is ctx's.
@@ -88,7 +91,9 @@ func (s *source) read(ctx context.Context) error {
 
 func (s *source) publish() {
 	if s.stale || s.mesh == nil {
-		s.mesh, s.problems = s.build()
+		v := s.views()
+		s.mesh, s.problems = v.Mesh(s.o.Node)
+		s.pods = v.local(s.mesh)
 		s.stale = false
 	}
 	problems := s.problems
@@ -97,11 +102,11 @@ func (s *source) publish() {
 		p.Reason += "; what it last said is in force"
 		problems = append([]model.Problem{p}, problems...)
 	}
-	if s.toldMesh != nil && reflect.DeepEqual(s.mesh, s.toldMesh) && reflect.DeepEqual(problems, s.told) {
+	if s.toldMesh != nil && reflect.DeepEqual(s.mesh, s.toldMesh) && reflect.DeepEqual(problems, s.told) && reflect.DeepEqual(s.pods, s.toldPods) {
 		return
 	}
-	s.toldMesh, s.told = s.mesh, problems
-	s.on(s.mesh, problems, s.err)
+	s.toldMesh, s.toldPods, s.told = s.mesh, s.pods, problems
+	s.on(s.mesh, s.pods, problems, s.err)
 }
 
 // follow reads and publishes after each change until ctx ends.
