@@ -38,8 +38,8 @@ servers: ## Build the servers that tests run (etcd, kube-apiserver) into the use
 	@go run ./e2e/prebuild
 
 .PHONY: demo
-demo: setup build ## Show the mesh at work here: two nodes, capture, mTLS (root; KEEP=1 leaves it running)
-	@bin/aetherctl demo $(if $(KEEP),--keep)
+demo: setup build ## Show the mesh at work here: two nodes, capture, mTLS (root; KEEP=1 leaves it running, REGISTRY=etcd runs it over a registrar and a real etcd)
+	@bin/aetherctl demo $(if $(KEEP),--keep) $(if $(REGISTRY),--registry $(REGISTRY))
 	@echo "make demo: done after $$(($$(date +%s) - $(START))) s"
 
 # Nothing of it is taken from the test cache: what the end-to-end tests run is a binary, which the cache does not see.

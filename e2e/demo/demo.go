@@ -35,8 +35,11 @@ import (
 // Options of Run.
 type Options struct {
 	Proxy string // path of the aether-proxy binary; required
-	Keep  bool   // leave it running, with the commands to try, until ctx ends
-	Out   io.Writer
+	// Registry: the nodes know of each other's pods by a registrar over a real etcd; nil:
+	// every node reads all of the mesh from files.
+	Registry *Registry
+	Keep     bool // leave it running, with the commands to try, until ctx ends
+	Out      io.Writer
 }
 
 // demo is one run.
@@ -74,7 +77,7 @@ func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n",
 func (d *demo) head(s string)                  { d.say("\n== %s", s) }
 
 func (d *demo) up(ctx context.Context) error {
-	m, err := mesh.New(ctx, mesh.Options{Proxy: d.o.Proxy, TrustDomain: "demo.example", KeepDir: d.o.Keep, DevCA: true})
+	m, err := mesh.New(ctx, mesh.Options{Proxy: d.o.Proxy, TrustDomain: "demo.example", KeepDir: d.o.Keep, DevCA: true, Registry: d.o.Registry})
 	if err != nil {
 		return err
 	}
@@ -110,6 +113,9 @@ func (d *demo) up(ctx context.Context) error {
 		if len(s.Problems) > 0 {
 			return fmt.Errorf("problems: %v", s.Problems)
 		}
+	}
+	if d.o.Registry != nil {
+		return d.registered(ctx)
 	}
 	return nil
 }
@@ -237,6 +243,9 @@ func (d *demo) show(ctx context.Context) {
 	}
 	d.plainHop(ctx)
 	d.latency(ctx)
+	if d.o.Registry != nil {
+		d.leave(ctx)
+	}
 }
 
 func (d *demo) call(ctx context.Context, c call) {

@@ -19,7 +19,13 @@ var (
 // Admin asks the admin of a node's proxy for a path and returns the answer's body;
 // an answer other than 200 is an error.
 func (m *Mesh) Admin(ctx context.Context, node int, path string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, adminURL+path, nil)
+	return m.request(ctx, node, http.MethodGet, adminURL+path, nil)
+}
+
+// request sends one from a node and returns the answer's body; an answer other than 200 is
+// an error.
+func (m *Mesh) request(ctx context.Context, node int, method, url string, body io.Reader) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +38,7 @@ func (m *Mesh) Admin(ctx context.Context, node int, path string) ([]byte, error)
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
 	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("admin %s: %s: %s", path, res.Status, b)
+		err = fmt.Errorf("%s: %s: %s", url, res.Status, b)
 	}
 	return b, err
 }

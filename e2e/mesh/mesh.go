@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,12 +30,13 @@ import (
 
 // Options of New.
 type Options struct {
-	Proxy       string   // path of the aether-proxy binary; required
-	TrustDomain string   // empty: "rig.test"
-	IPv6        bool     // addresses of both families
-	KeepDir     bool     // leave logs and configuration behind at Close
-	DevCA       bool     // the proxies' own throw-away authority issues; else the mesh does, by files
-	Args        []string // further arguments of every proxy
+	Proxy       string    // path of the aether-proxy binary; required
+	TrustDomain string    // empty: "rig.test"
+	IPv6        bool      // addresses of both families
+	KeepDir     bool      // leave logs and configuration behind at Close
+	DevCA       bool      // the proxies' own throw-away authority issues; else the mesh does, by files
+	Args        []string  // further arguments of every proxy
+	Registry    *Registry // nil: every proxy reads all of the mesh from files
 }
 
 // Mesh is two nodes with what runs on them. Safe for concurrent use, but for
@@ -47,11 +49,13 @@ type Mesh struct {
 	config string // directories
 	certs  string
 
-	mu      sync.Mutex
-	proxies []*rig.Proc // by node; nil: not running
-	pods    map[string]*rig.Pod
-	mark    int
-	stops   []func()
+	mu              sync.Mutex
+	proxies         []*rig.Proc // by node; nil: not running
+	pods            map[string]*rig.Pod
+	documents       map[string]string // of pods, by their names, until RemovePod
+	etcd, registrar *rig.Proc
+	mark            int
+	stops           []func()
 }
 
 // markFile sorts before every other document: when a proxy has read a mark, it
@@ -67,7 +71,7 @@ func New(ctx context.Context, o Options) (*Mesh, error) {
 	}
 	m := &Mesh{
 		Rig: r, o: o, config: filepath.Join(r.Dir, "config"), certs: filepath.Join(r.Dir, "certs"),
-		proxies: make([]*rig.Proc, len(r.Nodes)), pods: map[string]*rig.Pod{},
+		proxies: make([]*rig.Proc, len(r.Nodes)), pods: map[string]*rig.Pod{}, documents: map[string]string{},
 	}
 	if m.ca, err = rig.NewCA(o.TrustDomain); err != nil {
 		return nil, errors.Join(err, m.Close())
@@ -115,9 +119,13 @@ func (m *Mesh) AddPod(ctx context.Context, p Pod) (*rig.Pod, error) {
 			return nil, err
 		}
 	}
-	return pod, m.Write("pod-"+p.Name, rig.PodYAML(pod, rig.PodManifest{
+	yaml := rig.PodYAML(pod, rig.PodManifest{
 		Namespace: p.Namespace, Account: p.Account, Ports: p.Ports, Annotations: p.Annotations,
-	}))
+	})
+	m.mu.Lock()
+	m.documents[p.Name] = yaml
+	m.mu.Unlock()
+	return pod, m.Write("pod-"+p.Name, yaml)
 }
 
 // Pod is the pod of that name that AddPod made; it panics when there is none.
@@ -178,8 +186,14 @@ func replace(path, content string) error {
 	return nil
 }
 
-// Start runs a proxy on every node and returns when what was written is in force.
+// Start runs a proxy on every node, and before them the registry if there is one, and
+// returns when what was written is in force.
 func (m *Mesh) Start(ctx context.Context) error {
+	if m.o.Registry != nil {
+		if err := m.startRegistry(ctx); err != nil {
+			return err
+		}
+	}
 	for i := range m.Rig.Nodes {
 		if err := m.StartProxy(i); err != nil {
 			return err
@@ -238,10 +252,11 @@ func (m *Mesh) startLocked(node int) error {
 		"--handover", filepath.Join(m.Rig.Dir, "handover-"+n.Name), "--drain-time", drain,
 	}
 	if m.o.DevCA {
-		args = append(args, "--dev-ca", filepath.Join(m.Rig.Dir, "throw-away-ca"))
+		args = append(args, "--dev-ca", m.devCA())
 	} else {
 		args = append(args, "--certs", m.certs)
 	}
+	args = append(args, m.proxyArgs(n)...)
 	p, err := m.Rig.StartProcess(&n.Space, "proxy-"+n.Name, append(args, m.o.Args...)...)
 	if err != nil {
 		return err
@@ -249,6 +264,8 @@ func (m *Mesh) startLocked(node int) error {
 	m.proxies[node] = p
 	return nil
 }
+
+func (m *Mesh) devCA() string { return filepath.Join(m.Rig.Dir, "throw-away-ca") }
 
 // StopProxy ends the proxy of a node with SIGTERM. An error means that it did
 // not end in order.
@@ -315,12 +332,32 @@ func (m *Mesh) inForce(ctx context.Context, node, mark int) error {
 	if err != nil {
 		return err
 	}
+	if m.o.Registry != nil { // pods are taken beside the documents
+		for _, name := range m.on(node) {
+			if !slices.ContainsFunc(s.Pods, func(p PodStatus) bool { return strings.HasSuffix(p.Pod, "/"+name) }) {
+				return fmt.Errorf("pod %s is not served yet", name)
+			}
+		}
+	}
 	for _, p := range s.Pods {
 		if p.CertificateUntil.IsZero() && m.hasSVID(p.Identity) {
 			return fmt.Errorf("pod %s has no certificate yet", p.Pod)
 		}
 	}
 	return nil
+}
+
+// on are the names of a node's pods.
+func (m *Mesh) on(node int) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []string
+	for name := range m.documents {
+		if m.pods[name].Node == m.Rig.Nodes[node] {
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // hasSVID: the certificate of an identity lies ready, or is the proxies' own business.
@@ -367,13 +404,16 @@ func (m *Mesh) ClusterIPs(n uint8) []netip.Addr {
 
 // Status is what a proxy's admin says of itself, as far as it is asked for here.
 type Status struct {
-	Seq  uint64 `json:"seq"`
-	Pods []struct {
-		Pod, NetNS, Identity string
-		CertificateUntil     time.Time
-		Connections          int64
-	} `json:"pods"`
-	Problems []Problem `json:"problems"`
+	Seq      uint64      `json:"seq"`
+	Pods     []PodStatus `json:"pods"`
+	Problems []Problem   `json:"problems"`
+}
+
+// PodStatus is that of a pod that the proxy serves.
+type PodStatus struct {
+	Pod, NetNS, Identity string
+	CertificateUntil     time.Time
+	Connections          int64
 }
 
 // Problem is something that is not in force.
