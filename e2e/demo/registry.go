@@ -3,6 +3,7 @@ package demo
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"aether/e2e/mesh"
@@ -82,9 +83,9 @@ func (d *demo) left(ctx context.Context) error {
 	if err := d.rows(ctx); err != nil {
 		return err
 	}
-	got, err := d.raw("10.96.0.20:5432", "")(ctx, d.mesh.Pod("web-1"))
-	if err == nil {
-		return fmt.Errorf("a connection to it is answered %q", got)
+	got, err := d.get("10.96.0.10:8080", "cart", "/still")(ctx, d.mesh.Pod("web-1"))
+	if err != nil || !strings.HasPrefix(got, "200 ") {
+		return fmt.Errorf("cart, which stays, answers %q: %w", got, err)
 	}
 	return nil
 }
