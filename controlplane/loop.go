@@ -116,6 +116,8 @@ type Loop struct {
 	allFirst    *model.Problem
 	allCompiled int
 
+	saving sync.Mutex // of the last good state's file; before own and mu
+
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced when anything of the following changes
 	seq      uint64

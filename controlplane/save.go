@@ -195,8 +195,24 @@ func (l *Loop) keep(ctx context.Context) {
 	}
 }
 
+// Save writes the last good state now, if what is in force is newer: for a process that is
+// about to follow this one, and begins with it. What cannot be written is tried again.
+func (l *Loop) Save() {
+	if l.cfg.LastGood == nil {
+		return
+	}
+	l.mu.Lock()
+	dirty := !l.dirty.IsZero()
+	l.mu.Unlock()
+	if dirty {
+		l.save(time.Now())
+	}
+}
+
 // save writes the last good state. What could not be written is tried again after a while.
 func (l *Loop) save(now time.Time) {
+	l.saving.Lock()
+	defer l.saving.Unlock()
 	l.mu.Lock()
 	since := l.dirty
 	l.dirty = time.Time{}

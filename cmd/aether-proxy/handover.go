@@ -61,6 +61,7 @@ type handover struct {
 	owner  *listen.Owner
 	before *listen.Predecessor // nil: there is none
 	admin  *http.Server        // nil: there is none
+	save   func()              // what a successor begins with is on disk when it returns
 
 	taken chan struct{} // closed, under mu, when a successor accepts
 	mu    sync.Mutex
@@ -138,6 +139,7 @@ func (h *handover) offer(ctx context.Context) error {
 		Owner: h.owner,
 		Begin: func() {
 			h.log.Info("a successor takes the sockets")
+			h.save()
 			h.node.Freeze(true)
 		},
 		Failed: func(err error) {

@@ -222,6 +222,7 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 		return err
 	}
 	loop := sources.loop
+	h.save = loop.Save
 	sources.gauges(metrics)
 	node.Register(metrics)
 
