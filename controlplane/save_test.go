@@ -321,3 +321,30 @@ func TestEverySourceHolds(t *testing.T) {
 		}
 	})
 }
+
+// TestSaveForSuccessor: who follows begins with what is in force, however lately the state
+// was written.
+func TestSaveForSuccessor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := lastgood.New(filepath.Join(t.TempDir(), "last-good"))
+		w, src := start(t, Config{LastGood: file}, "registry")
+		defer w.stop()
+		src[0].Replace(batch(t, "pods shop/cart 8080"))
+		time.Sleep(2 * saveSoon)
+		src[0].Apply(input.Batch{Endpoints: batch(t, "pods shop/cart*3 8080").Endpoints})
+		w.settled()
+		saves := w.loop.Counters.Saves.Value()
+		w.loop.Save()
+		w.loop.Save() // nothing is new
+		if n := w.loop.Counters.Saves.Value() - saves; n != 1 {
+			t.Errorf("written %d times, want once", n)
+		}
+
+		next, _ := start(t, Config{LastGood: file}, "registry")
+		defer next.stop()
+		next.settled()
+		if got := next.endpoints(cart, 8080); len(got) != 3 {
+			t.Errorf("the successor begins with %v", got)
+		}
+	})
+}

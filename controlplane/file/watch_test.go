@@ -263,7 +263,7 @@ func TestHoldOff(t *testing.T) {
 				s := source{
 					loader: newLoader(dir, testOptions),
 					visit:  func(string) error { return nil }, sweep: func() {},
-					on: func(*model.Mesh, []model.Problem, error) { got = append(got, int(time.Since(start).Milliseconds())) },
+					on: func(*model.Mesh, []Pod, []model.Problem, error) { got = append(got, int(time.Since(start).Milliseconds())) },
 				}
 				check(t, s.read(ctx))
 				s.publish()
@@ -324,7 +324,7 @@ func TestChangedWhileRead(t *testing.T) {
 			}
 			return nil
 		}
-		s.on = func(m *model.Mesh, _ []model.Problem, _ error) { got = append(got, services(m)) }
+		s.on = func(m *model.Mesh, _ []Pod, _ []model.Problem, _ error) { got = append(got, services(m)) }
 		check(t, s.read(ctx))
 		s.publish()
 		changed <- struct{}{}
