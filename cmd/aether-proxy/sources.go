@@ -13,8 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/credentials"
-
 	"aether/controlplane"
 	"aether/controlplane/file"
 	"aether/controlplane/input"
@@ -120,15 +118,15 @@ func (s *sources) build() error {
 		}
 	}
 	s.loop = controlplane.New(s.cfg)
-	var creds credentials.TransportCredentials // nil: none are wanted
+	var registrars client.Config
 	if len(s.o.registrar) > 0 {
+		registrars.Targets = s.o.registrar
 		if !s.o.registrarInsecure {
-			var err error
-			if creds, err = s.secure(); err != nil {
+			if err := s.secure(&registrars); err != nil {
 				return err
 			}
 		}
-		if err := s.live(creds); err != nil {
+		if err := s.live(registrars); err != nil {
 			return err
 		}
 	}
@@ -143,7 +141,7 @@ func (s *sources) build() error {
 		s.add("file", func(ctx context.Context) error { return file.Feed(ctx, dir, how, s.o.settings(), sink) })
 	}
 	if len(s.o.registrar) > 0 {
-		if err := s.follow(s.loop.Source("registrar", controlplane.SourceOptions{}), creds); err != nil {
+		if err := s.follow(s.loop.Source("registrar", controlplane.SourceOptions{}), registrars); err != nil {
 			return err
 		}
 	}
@@ -164,8 +162,8 @@ func (s *sources) build() error {
 }
 
 // live has this node's pods led, and their rows written to registrars.
-func (s *sources) live(credentials credentials.TransportCredentials) (err error) {
-	caller, err := register.New(register.Config{Targets: s.o.registrar, Credentials: credentials})
+func (s *sources) live(registrars client.Config) (err error) {
+	caller, err := register.New(register.Config{Targets: registrars.Targets, Credentials: registrars.Credentials})
 	if err != nil {
 		return err
 	}
@@ -263,11 +261,9 @@ func (b *back) Report(s input.Status) {
 }
 
 // follow follows registrars.
-func (s *sources) follow(sink *controlplane.Source, credentials credentials.TransportCredentials) (err error) {
-	cfg := client.Config{
-		Targets: s.o.registrar, Cluster: s.o.cluster, Node: s.o.node, TrustDomain: s.o.trustDomain, Whole: s.o.registrarWhole,
-		InUse: s.node.Used, Sink: &back{Source: sink, pods: s.pods}, Credentials: credentials, Log: s.log,
-	}
+func (s *sources) follow(sink *controlplane.Source, cfg client.Config) (err error) {
+	cfg.Cluster, cfg.Node, cfg.TrustDomain, cfg.Whole = s.o.cluster, s.o.node, s.o.trustDomain, s.o.registrarWhole
+	cfg.InUse, cfg.Sink, cfg.Log = s.node.Used, &back{Source: sink, pods: s.pods}, s.log
 	if s.registrar, err = client.New(cfg); err != nil {
 		return err
 	}
@@ -285,14 +281,14 @@ func (s *sources) follow(sink *controlplane.Source, credentials credentials.Tran
 }
 
 // secure has registrars met by this node's own identity.
-func (s *sources) secure() (credentials.TransportCredentials, error) {
+func (s *sources) secure(cfg *client.Config) error {
 	own, err := spiffeID("--node-account", s.o.nodeAccount, s.o.trustDomain)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	server, err := spiffeID("--registrar-account", s.o.registrarAccount, s.o.trustDomain)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	namespace, account, _ := strings.Cut(s.o.nodeAccount, "/")
 	const key = "the node itself"
@@ -303,7 +299,8 @@ func (s *sources) secure() (credentials.TransportCredentials, error) {
 	}})
 	store.Add(mtls.Ref{Container: key, Namespace: namespace, Account: account, Pod: s.o.node, ID: own})
 	s.add("identity of the node", store.Run)
-	return client.TLS(func() *mtls.SVID { return store.Current(key) }, server), nil
+	cfg.Credentials = client.TLS(func() *mtls.SVID { return store.Current(key) }, server)
+	return nil
 }
 
 // spiffeID is that of "<namespace>/<account>".

@@ -263,7 +263,9 @@ func TestHoldOff(t *testing.T) {
 				s := source{
 					loader: newLoader(dir, testOptions),
 					visit:  func(string) error { return nil }, sweep: func() {},
-					on: func(*model.Mesh, []Pod, []model.Problem, error) { got = append(got, int(time.Since(start).Milliseconds())) },
+					on: func(*model.Mesh, []Pod, []model.Problem, error) {
+						got = append(got, int(time.Since(start).Milliseconds()))
+					},
 				}
 				check(t, s.read(ctx))
 				s.publish()

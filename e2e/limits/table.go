@@ -380,6 +380,8 @@ var bounds = []bound{
 	{"controlplane/local", "preStopSpare", "time", "see `leastDrain`"},
 	{"controlplane/local", "graceSpare", "time", "see `leastDrain`"},
 	{"controlplane/local", "defaultGrace", "time", "the grace of a pod of which only its deletion is known"},
+	{"controlplane/local", "maxFollowed", "pods added or removed at once because a list says so", "further ones wait for their turn"},
+	{"controlplane/local", "followAgain", "time", "before a pod of a list that could not be taken, or forgotten, is tried again"},
 	{"controlplane/local", "writeTimeout", "time of a call", "it counts as failed"},
 	{"controlplane/local", "maxWrites", "rows written at once", "further ones wait for their turn"},
 	{"controlplane/local", "maxTries", "tries of a row", "it is left to the sweep"},

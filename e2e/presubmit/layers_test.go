@@ -109,6 +109,7 @@ var places = []place{
 	{"e2e/h2spec", beside, "the HTTP/2 conformance suite"},
 	{"e2e/peer", beside, "tests against other proxies"},
 	{"e2e/ambiguity", beside, "tests that hold ambiguous requests against other proxies"},
+	{"e2e/faults", beside, "takes parts of the control plane away under traffic"},
 	{"e2e/etcdtest", beside, "real etcd for tests"},
 	{"e2e/registrar", beside, "tests of registrars over real etcd"},
 	{"e2e/cluster", beside, "tests in a real cluster"},
