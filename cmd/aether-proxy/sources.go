@@ -346,7 +346,7 @@ func (s *sources) gauges(m *telemetry.Metrics) {
 	m.Count("aether_agent_snapshot_errors_total", "Problems that appeared.", &c.Problems)
 	m.Gauge("aether_agent_snapshot_version", "Sequence number of the state in force.", func() float64 { return float64(l.State().Seq) })
 	m.Count("aether_agent_refresher_batches_total", "Changes that sources told.", &c.Batches)
-	m.Count("aether_agent_refresher_coalesced_total", "Of these, what came into force together with others.", &c.Coalesced)
+	m.Count("aether_agent_snapshot_coalesced_total", "Of what sources told, what came into force together with others.", &c.Coalesced)
 	m.Count("aether_last_good_writes_total", "Times that the last good state was written.", &c.Saves)
 	m.Count("aether_last_good_errors_total", "Times that it could not be.", &c.SaveErrors)
 	m.Gauge("aether_last_good_age_seconds", "Age of the last good state on disk; 0: none is kept, or there is none yet.", func() float64 {
