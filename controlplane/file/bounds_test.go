@@ -1,8 +1,13 @@
 package file
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"aether/controlplane/gamma"
 )
 
 // TestConditionsAreBounded: a match has as many headers or parameters as may be, and one more is refused by number;
@@ -37,5 +42,66 @@ func TestConditionsAreBounded(t *testing.T) {
 				t.Errorf("%d %s: %v", n, name, problems)
 			}
 		}
+	}
+}
+
+// TestFilesAreBounded: a directory of too many files, or of too many bytes, loses what is beyond, by name, and what it
+// has stays; a file that does not fit any more keeps what it last said.
+func TestFilesAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "next.yaml")
+	check(t, os.WriteFile(path, []byte(svc("next")), 0o600))
+	size := int64(len(svc("next")))
+	old := &parsed{}
+	for _, tt := range []struct {
+		files int
+		total int64
+		want  string // of the problem
+	}{
+		{19_999, 0, ""},
+		{20_000, 0, "more than 20000 files"},
+		{0, 256<<20 - size, ""},
+		{0, 256<<20 - size + 1, "more than 256 MiB"},
+	} {
+		s := scan{files: map[string]*parsed{}, old: map[string]*parsed{"next.yaml": old}, total: tt.total}
+		for i := range tt.files {
+			s.files[fmt.Sprintf("%d.yaml", i)] = old
+		}
+		s.file("next.yaml", path)
+		switch p := s.files["next.yaml"]; {
+		case tt.want == "" && (len(s.problems) != 0 || p == nil || p == old):
+			t.Errorf("%+v: %v", tt, s.problems)
+		case tt.want != "" && (len(s.problems) != 1 || s.problems[0].File != "next.yaml" || !strings.Contains(s.problems[0].Reason, tt.want) || len(s.files) > max(tt.files, 1) || p != nil && p != old):
+			t.Errorf("%+v: %d files, %v", tt, len(s.files), s.problems)
+		}
+	}
+}
+
+// TestDepthIsBounded: what lies too deep is named and not read.
+func TestDepthIsBounded(t *testing.T) {
+	w := &world{t: t, dir: t.TempDir()}
+	deep := func(n int) string { return strings.Repeat("d/", n) }
+	w.write(deep(16)+"a.yaml", svc("a"))
+	w.write(deep(17)+"b.yaml", svc("b"))
+	m, problems := Load(w.dir, testOptions)
+	if services(m) != "a" || len(problems) != 1 || problems[0].Where != strings.TrimSuffix(deep(17), "/") || !strings.Contains(problems[0].Reason, "deeper than 16") {
+		t.Errorf("services %q, problems %v", services(m), problems)
+	}
+}
+
+// TestSearchForErrorsIsBounded: the line of an error is looked for by parsing ever less of a document, within bounds
+// for a file: beyond them it is where the YAML package says that it began.
+func TestSearchForErrorsIsBounded(t *testing.T) {
+	// Without its second line all is well with each of them.
+	short, long := "a: 1\nb: [\n"+strings.Repeat("x,\n", 10), "a: 1\nb: [\n"+strings.Repeat("x,\n", 4000)
+	r := reader{Reader: gamma.Reader{File: "x.yaml"}, o: Options{}.withDefaults()}
+	for _, doc := range split([]byte(short + "---\n" + long)) {
+		r.document(doc)
+	}
+	if len(r.Problems) != 2 || r.Problems[0].Line != 2 {
+		t.Errorf("problems: %+v", r.Problems)
+	}
+	if r.retried < 3<<20 || r.retried > 4<<20 {
+		t.Errorf("%d bytes were parsed again", r.retried)
 	}
 }

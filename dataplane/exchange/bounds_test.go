@@ -1,0 +1,96 @@
+package exchange
+
+import (
+	"slices"
+	"testing"
+
+	"aether/dataplane/httpmsg"
+)
+
+// sink is a stream that takes everything; what an answer that is given up ends with is written down.
+type sink struct{ end string }
+
+func (*sink) WriteHead(*httpmsg.Head, bool)     {}
+func (*sink) WriteData(p []byte, _ bool) int    { return len(p) }
+func (*sink) WriteTrailers(f []httpmsg.Field)   {}
+func (*sink) Resume()                           {}
+func (s *sink) Abort(Code)                      { s.end = "cut" }
+func (s *sink) Drain()                          { s.end = "read to its end" }
+func (*sink) Held(*Exchange, Held)              {}
+func (s *sink) Request(x *Exchange)             { x.Hold(HoldMax, s) }
+func (*sink) Failed(*Exchange, Code)            {}
+func (*sink) Done(*Exchange)                    {}
+func (*sink) Response(*Exchange, *httpmsg.Head) {}
+func (s *sink) begin(p *Pool, n int) *Exchange {
+	x := p.Begin(s, &httpmsg.Head{Method: []byte("POST"), Path: []byte("/"), Length: httpmsg.Unknown, Minor: 1}, false, nil, 0)
+	x.Ask()
+	x.RequestData(make([]byte, n), false)
+	return x
+}
+
+// TestFreeIsBounded: after a rush a loop keeps so many exchanges and pieces of bodies, and not what they had grown to.
+func TestFreeIsBounded(t *testing.T) {
+	s := &sink{}
+	p := &Pool{Service: s}
+	var open []*Exchange
+	for range 1100 {
+		open = append(open, s.begin(p, 2*chunkSize))
+	}
+	if len(p.free)+len(p.chunks) != 0 || p.held != 2200 {
+		t.Fatalf("%d free, %d pieces free, %d held", len(p.free), len(p.chunks), p.held)
+	}
+	for _, x := range open {
+		x.Abort(Cancel)
+		p.Release(x)
+	}
+	if len(p.free) != 1024 || len(p.chunks) != 256 || p.held != 0 {
+		t.Errorf("of 1100 exchanges that held 2200 pieces %d and %d are kept, %d held", len(p.free), len(p.chunks), p.held)
+	}
+}
+
+// TestListsAreBounded: an exchange's list of pieces is kept with it, unless a great body made it long.
+func TestListsAreBounded(t *testing.T) {
+	for n, want := range map[int]bool{ReplayMax: true, HoldMax: false} {
+		s := &sink{}
+		p := &Pool{Service: s}
+		x := s.begin(p, n)
+		if x.kept != n {
+			t.Fatalf("%d of %d bytes are held", x.kept, n)
+		}
+		x.Abort(Cancel)
+		p.Release(x)
+		if got := cap(x.chunks) > 0; got != want || cap(x.chunks) > 64 {
+			t.Errorf("after %d bytes there is room for %d pieces", n, cap(x.chunks))
+		}
+	}
+}
+
+// givesUp is a service that wants no answer.
+type givesUp struct {
+	sink
+	up *sink
+}
+
+func (s *givesUp) Request(x *Exchange) { x.Forward(s.up) }
+func (s *givesUp) Response(x *Exchange, _ *httpmsg.Head) {
+	x.Retire()
+	x.Reply(&httpmsg.Head{Status: 503}, nil)
+}
+
+// TestDrainIsBounded: the rest of an answer that is not wanted is read, which keeps the connection, only if it is
+// known to be short.
+func TestDrainIsBounded(t *testing.T) {
+	var got []string
+	lengths := []int64{0, 16 << 10, 16<<10 + 1, 1 << 40, httpmsg.Unknown}
+	for _, n := range lengths {
+		up := &sink{}
+		p := &Pool{Service: &givesUp{up: up}}
+		x := p.Begin(&sink{}, &httpmsg.Head{Method: []byte("GET"), Path: []byte("/"), Minor: 1}, true, nil, 0)
+		x.Ask()
+		x.ResponseHead(&httpmsg.Head{Status: 503, Length: n}, false)
+		got = append(got, up.end)
+	}
+	if want := []string{"read to its end", "read to its end", "cut", "cut", "cut"}; !slices.Equal(got, want) {
+		t.Errorf("answers of %d bytes: %q, want %q", lengths, got, want)
+	}
+}
