@@ -177,3 +177,49 @@ func TestSlowBeginning(t *testing.T) {
 		})
 	}
 }
+
+// TestSessionsOfAnEndpoint: whatever ports a pod speaks to an endpoint on, its hops there share one bound on sessions;
+// another endpoint has another.
+func TestSessionsOfAnEndpoint(t *testing.T) {
+	k := newCaller(t, 2, nil)
+	hop := func(port uint16, e int) {
+		_, rq, _ := k.request(t)
+		rq.v.Backend = &snapshot.Backend{Name: k.b.Name, Port: port, SNI: fmt.Sprint(port)}
+		if _, err := k.st.makeHop(k.c.pod, rq, k.set.At(e), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range uint16(20) {
+		hop(8080+i, 0)
+	}
+	hop(8080, 1)
+	groups := k.st.of(k.c.pod).groups
+	if len(groups) != 2 || len(k.st.hops) != 21 {
+		t.Errorf("%d bounds of %d hops", len(groups), len(k.st.hops))
+	}
+	for e, g := range groups {
+		if g.Max != 16 {
+			t.Errorf("%v may have %d sessions", e, g.Max)
+		}
+	}
+}
+
+// TestFreeIsBounded: after a rush of connections a loop keeps so many of what waited for their first bytes, and no
+// request keeps what a long target needed.
+func TestFreeIsBounded(t *testing.T) {
+	k := newCaller(t, 1, nil)
+	for range 300 {
+		(&sniffer{c: k.c}).put()
+	}
+	if len(k.st.free) != 256 {
+		t.Errorf("%d of 300 are kept", len(k.st.free))
+	}
+	for n, want := range map[int]bool{16 << 10: true, 16<<10 + 1: false} {
+		x, rq, _ := k.request(t)
+		rq.scratch = make([]byte, 0, n)
+		k.o.Request(x)
+		if got := cap(rq.scratch) == n; got != want {
+			t.Errorf("of %d bytes %d are kept", n, cap(rq.scratch))
+		}
+	}
+}

@@ -38,8 +38,9 @@ func newCaller(t testing.TB, n int, now func() int64) *caller {
 	k.snap = snapshot.New(snapshot.Tables{Backends: []*snapshot.Backend{k.b}, Endpoints: snapshot.NewEndpointTable([]*snapshot.EndpointSet{k.set})})
 	k.o = New(Config{Store: &snapshot.Store{}})
 	k.o.cfg.Store.Swap(k.snap)
-	k.st = k.o.loops.Make(stillLoop(t, now))
-	p := &Pod{Context: t.Context(), Container: "web"}
+	e := stillEngine(t, now)
+	k.st = k.o.loops.Make(e.Loops()[0])
+	p := &Pod{Context: t.Context(), Container: "web", Engine: e.AddPod("web")}
 	k.c = &conn{o: k.o, pod: p, st: k.st}
 	k.c.info = engine.ConnInfo{User: k.c}
 	k.pool.Service = unrecorded{k.o}

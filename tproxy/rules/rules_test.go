@@ -165,6 +165,10 @@ func TestParseAnnotationsIsBounded(t *testing.T) {
 			t.Errorf("a problem of %d bytes: %.40q...", len(p.String()), p)
 		}
 	}
+	_, ps = ParseAnnotations(map[string]string{AnnotationExcludeRanges: strings.Repeat("é", 3000)}, true)
+	if want := strings.Repeat("é", 32) + "..."; len(ps) != 1 || ps[0].Entry != want {
+		t.Errorf("problems %.300v, want one of %s", ps, want)
+	}
 }
 
 // A configuration written back as annotations reads as itself, and every rule
