@@ -381,7 +381,7 @@ func (c *h1client) Flush() {
 			c.noReuse = true
 			c.ready = true
 			c.pump()
-			if !c.closed && c.x != nil && c.r == c.w {
+			if !c.closed && c.x != nil && c.r == c.w && !c.later { // else the pod's share was spent before that was read
 				c.gone(c.broken())
 			}
 			return
