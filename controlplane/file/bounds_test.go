@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -104,5 +105,52 @@ func TestSearchForErrorsIsBounded(t *testing.T) {
 	}
 	if r.retried <= before || r.retried > 4<<20 {
 		t.Errorf("%d bytes were parsed again", r.retried-before)
+	}
+}
+
+// TestListsAreBounded: a TLSRoute of too many hostnames, and a ReferenceGrant of too many entries, are told by number; as
+// many as may be are fine.
+func TestListsAreBounded(t *testing.T) {
+	items := func(n int, format string) string {
+		s := make([]string, n)
+		for i := range s {
+			s[i] = strings.ReplaceAll(format, "#", fmt.Sprint(i))
+		}
+		return "[" + strings.Join(s, ", ") + "]"
+	}
+	const head = "apiVersion: gateway.networking.k8s.io/v1\nkind: %s\nmetadata: {name: x, namespace: shop}\nspec:\n"
+	for name, tt := range map[string]struct {
+		most int
+		text func(n int) string
+	}{
+		"hostnames": {1024, func(n int) string {
+			return fmt.Sprintf(head, "TLSRoute") + "  parentRefs: [{kind: Service, group: \"\", name: cart}]\n  rules: [{backendRefs: [{name: cart, port: 443}]}]\n  hostnames: " + items(n, "h#.example")
+		}},
+		"spec.from": {64, func(n int) string {
+			return fmt.Sprintf(head, "ReferenceGrant") + "  to: [{group: \"\", kind: Service}]\n  from: " + items(n, "{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: n#}")
+		}},
+		"spec.to": {64, func(n int) string {
+			return fmt.Sprintf(head, "ReferenceGrant") + "  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: n}]\n  to: " + items(n, "{group: \"\", kind: Service, name: s#}")
+		}},
+	} {
+		if _, problems := load(t, Options{}, tt.text(tt.most)); len(problems) != 0 {
+			t.Errorf("%d of %s: %q", tt.most, name, problems)
+		}
+		want := fmt.Sprintf("the limit is %d: write several", tt.most)
+		if _, problems := load(t, Options{}, tt.text(tt.most+1)); len(problems) == 0 || !strings.Contains(problems[0], name) || !strings.Contains(problems[0], want) {
+			t.Errorf("%d of %s: %q, want %s", tt.most+1, name, problems, want)
+		}
+	}
+}
+
+// TestNestingIsBounded: a value within values without end is not followed.
+func TestNestingIsBounded(t *testing.T) {
+	for n, want := range map[int]bool{58: false, 65: true, 5000: true} {
+		_, problems := load(t, Options{}, "apiVersion: v1\nkind: Service\nspec: {}\nmetadata: {name: x, namespace: shop, creationTimestamp: "+
+			strings.Repeat("[", n)+strings.Repeat("]", n)+"}\n")
+		said := slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, "nested deeper than 64 levels") })
+		if said != want {
+			t.Errorf("%d levels: %.300q", n, problems)
+		}
 	}
 }

@@ -223,3 +223,32 @@ func TestFreeIsBounded(t *testing.T) {
 		}
 	}
 }
+
+// TestMirrorsAreBounded: of a body that a mirror does not take so much is kept, and of its answer so much read; what is more
+// ends the mirror, and nothing else.
+func TestMirrorsAreBounded(t *testing.T) {
+	k := newCaller(t, 1, nil)
+	begin := func() *mirror {
+		x, rq, _ := k.request(t)
+		m := &mirror{st: k.st, how: mirrorResults}
+		k.st.mirrors++
+		m.x = k.st.mirrored.Begin(m, &x.Req, false, &k.c.info, 0)
+		m.x.User = &reqState{snap: rq.snap, v: rq.v, copyOf: m}
+		return m
+	}
+	m := begin() // which nobody takes anything of
+	m.TapData(make([]byte, 64<<10), false)
+	if m.ended {
+		t.Error("given up with 64 KiB waiting")
+	}
+	if m.TapData(make([]byte, 1), false); !m.ended || m.how != mirrorSlow || k.o.Mirrored[mirrorSlow].Value() != 1 || k.st.mirrors != 0 {
+		t.Errorf("with a byte more: ended %v, how %d", m.ended, m.how)
+	}
+	m = begin()
+	if n := m.WriteData(make([]byte, 1<<20), false); n != 1<<20 || m.full {
+		t.Errorf("%d bytes of 1 MiB are read, cut %v", n, m.full)
+	}
+	if n := m.WriteData(make([]byte, 1), false); n != 1 || !m.full {
+		t.Error("an answer without end is read on")
+	}
+}
