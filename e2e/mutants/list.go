@@ -88,9 +88,9 @@ var All = []Mutant{
 	},
 	{
 		Property: "pods that disagree are judged by the majority, HTTP before TCP",
-		File:     "controlplane/compile/rows.go",
-		Old:      "if v[class] > v[p.class] {",
-		New:      "if v[class] >= v[p.class] {",
+		File:     "controlplane/endpointmeta/classes.go",
+		Old:      "if v.of[class] > v.of[p.Class] {",
+		New:      "if v.of[class] >= v.of[p.Class] {",
 		Package:  "./dataplane/decide/reference", Run: "TestAgreement",
 	},
 	{
