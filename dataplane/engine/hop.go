@@ -36,7 +36,8 @@ type Hop struct {
 	dialing bool   // or in the queue for it
 	cancel  context.CancelFunc
 	group   *HopGroup     // nil: none
-	again   reactor.Timer // to dial, after a pause
+	again   reactor.Timer // to dial, after a pause; to end what Leave left
+	leaving error         // why it takes no more requests; nil: it does
 }
 
 // sessions are the HTTP/2 connections to one destination, and the requests
@@ -70,7 +71,14 @@ func (l *Loop) NewHop(pod *Pod, dial DialHop, empty func()) *Hop {
 }
 
 // Send sends x over a session that has room, or over a new one once it is there.
-func (h *Hop) Send(x *exchange.Exchange) { h.send(x) }
+func (h *Hop) Send(x *exchange.Exchange) {
+	if h.leaving != nil {
+		x.Cause = h.leaving
+		x.ResponseGone(exchange.Connect)
+		return
+	}
+	h.send(x)
+}
 
 func (s *sessions) send(x *exchange.Exchange) {
 	if len(s.waiters) == 0 { // else they come first
@@ -197,7 +205,7 @@ func (s *sessions) close(cause error, code exchange.Code) {
 
 // dialMore dials a further session if the key may have one.
 func (h *Hop) dialMore() {
-	if h.dialing || h.closed || !h.mayDial() {
+	if h.dialing || h.closed || h.leaving != nil || !h.mayDial() {
 		return
 	}
 	if d := h.pause - h.l.Now(); d > 0 {
@@ -247,7 +255,10 @@ func (s *share) dialled() {
 	for len(s.dialq) > 0 && s.dials < podDials {
 		h := s.dialq[0]
 		s.dialq[0] = nil
-		if s.dialq = s.dialq[1:]; !h.closed {
+		if s.dialq = s.dialq[1:]; h.leaving != nil {
+			h.dialing = false
+			h.emptied()
+		} else if !h.closed {
 			h.dialNow(s)
 		}
 	}
@@ -255,8 +266,9 @@ func (s *share) dialled() {
 
 func (h *Hop) dialled(fd int, rec record.Conn, life time.Duration, err error) {
 	h.dialing = false
-	if err == nil && h.closed {
+	if err == nil && (h.closed || h.leaving != nil) {
 		unix.Close(fd)
+		h.check()
 		return
 	}
 	if err == nil {
@@ -287,6 +299,41 @@ func (h *Hop) emptied() {
 	}
 }
 
-// Close ends all sessions at once (identity revoked, endpoint gone). Requests under
+// Close ends all sessions at once (identity revoked, endpoint unhealthy). Requests under
 // way fail as Closed; those that wait, of which nothing was sent, as Connect.
 func (h *Hop) Close(cause error) { h.shut(cause, exchange.Connect) }
+
+// Leave takes no more requests (endpoint gone): those that wait fail as Connect, sessions
+// without a stream are closed at once, the others when their streams have ended, or
+// after leaveTime with cause, as by Close.
+func (h *Hop) Leave(cause error) {
+	if h.closed || h.leaving != nil {
+		return
+	}
+	h.leaving = cause
+	if h.cancel != nil {
+		h.cancel()
+	}
+	h.fail(cause, exchange.Connect)
+	for _, c := range slices.Concat(h.conns, h.old) {
+		c.goaway = true
+		h.aside(c)
+		if c.h2.Streams() == 0 {
+			c.cause = cause
+			c.end(exchange.Closed)
+		}
+	}
+	if !h.closed {
+		h.l.Arm(&h.again, (*leave)(h), leaveTime)
+		h.emptied()
+	}
+}
+
+// leave is a hop as the task of its timer: what is under way at an endpoint that has left ends now.
+type leave Hop
+
+// Run is reactor.Task.
+func (v *leave) Run() { (*Hop)(v).Close((*Hop)(v).leaving) }
+
+// Fail is reactor.Task.
+func (v *leave) Fail(error) { v.Run() }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"aether/dataplane/exchange"
+	"aether/dataplane/reactor"
 )
 
 // Met is a destination in this process, and a source that may call it.
@@ -37,6 +38,8 @@ type Near struct {
 	pairs   []*pair
 	drains  int
 	closed  bool
+	leaving error         // why it takes no more requests; nil: it does
+	last    reactor.Timer // to end what Leave left
 
 	requests   uint64
 	born, used int64
@@ -52,6 +55,11 @@ func (l *Loop) NewNear(from, to *Pod, meet Meet, empty func()) *Near {
 
 // Send sends x, once both sides are known to each other.
 func (n *Near) Send(x *exchange.Exchange) {
+	if n.leaving != nil {
+		x.Cause = n.leaving
+		x.ResponseGone(exchange.Connect)
+		return
+	}
 	n.used = n.l.Now()
 	if len(n.waiters) == 0 && n.fresh() { // else they come first
 		n.open(x)
@@ -141,9 +149,42 @@ func (n *Near) Idle() time.Duration {
 	return time.Duration(n.l.Now() - n.used)
 }
 
-// Close ends all requests at once (endpoint gone). Those under way fail as Closed;
+// Close ends all requests at once (identity revoked, endpoint unhealthy). Those under way fail as Closed;
 // those that wait, of which nothing was sent, as Connect.
 func (n *Near) Close(cause error) { n.shut(cause, exchange.Connect) }
+
+// Leave takes no more requests (endpoint gone), as Hop.Leave.
+func (n *Near) Leave(cause error) {
+	if n.closed || n.leaving != nil {
+		return
+	}
+	n.leaving = cause
+	waiting := n.waiters
+	n.waiters = nil
+	for _, w := range waiting {
+		if w.alive() {
+			w.x.Cause = cause
+			w.x.ResponseGone(exchange.Connect)
+		}
+	}
+	if n.closed {
+		return
+	}
+	if len(n.pairs) == 0 {
+		n.Close(cause)
+		return
+	}
+	n.l.Arm(&n.last, (*nearLeave)(n), leaveTime)
+}
+
+// nearLeave is a Near as the task of its timer.
+type nearLeave Near
+
+// Run is reactor.Task.
+func (v *nearLeave) Run() { (*Near)(v).Close((*Near)(v).leaving) }
+
+// Fail is reactor.Task.
+func (v *nearLeave) Fail(error) { v.Run() }
 
 // shut ends all at once; waiting is what requests are told that wait.
 func (n *Near) shut(cause error, waiting exchange.Code) {
@@ -151,6 +192,7 @@ func (n *Near) shut(cause error, waiting exchange.Code) {
 		return
 	}
 	n.closed = true
+	n.l.Disarm(&n.last)
 	delete(n.l.nears, n)
 	n.met = Met{}
 	if n.cancel != nil {

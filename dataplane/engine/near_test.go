@@ -34,7 +34,12 @@ type near struct {
 
 func newNear(t testing.TB, app netip.AddrPort) *near {
 	t.Helper()
-	m := &near{stage: newStage(t, Config{})}
+	return newNearOf(t, Config{}, app)
+}
+
+func newNearOf(t testing.TB, cfg Config, app netip.AddrPort) *near {
+	t.Helper()
+	m := &near{stage: newStage(t, cfg)}
 	m.fresh.Store(true)
 	m.src, m.dst = m.e.AddPod("src"), m.e.AddPod("dst")
 	m.in = &svc{pod: m.dst, to: app}

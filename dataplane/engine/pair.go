@@ -333,6 +333,9 @@ func (p *pair) settle() {
 		*p = pair{trailers: p.trailers[:0]}
 		l.pairs = append(l.pairs, p)
 	}
+	if n.leaving != nil && len(n.pairs) == 0 {
+		n.Close(n.leaving)
+	}
 }
 
 // Fail is reactor.Flusher: one of the two services panicked.

@@ -19,8 +19,9 @@ type place struct {
 type departures struct{ gone, sick map[place]struct{} }
 
 // Swept takes in what snap says of endpoints that are in use: sessions and raw-TCP
-// connections to one that is not there any more, or is unhealthy, are closed at
-// once; those to one that drains are left alone (contract 5.5). It looks at what differs
+// connections to one that is not there any more, or is unhealthy, or is somebody else, are
+// closed at once; those to one that drains are left alone (contract 5.5). Only requests
+// that are under way at one that is not there any more have a moment to end (decision 029). It looks at what differs
 // from the snapshot of the last call, so it is to be told of each that is in force, in
 // order. Safe for concurrent use.
 func (o *Outbound) Swept(snap *snapshot.Snapshot) {
@@ -40,7 +41,11 @@ func (o *Outbound) Swept(snap *snapshot.Snapshot) {
 			if err := d.judge(k); err != nil {
 				delete(st.hops, k)
 				h.gone = true
-				h.hop.Close(err)
+				if d.left(k) {
+					h.hop.Leave(err)
+				} else {
+					h.hop.Close(err)
+				}
 			}
 		}
 		for _, u := range st.pods {
@@ -66,6 +71,12 @@ func (d *departures) judge(k hopKey) error {
 		return errEndpointUnhealthy
 	}
 	return nil
+}
+
+// left reports whether nobody is at k's place any more, so that it is not somebody else's.
+func (d *departures) left(k hopKey) bool {
+	_, left := d.gone[place{addr: k.addr, port: k.port}]
+	return left
 }
 
 // departed works out what of before is not, or is unhealthy, in now. It costs what

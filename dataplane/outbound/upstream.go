@@ -53,6 +53,7 @@ type hopKey struct {
 type hop interface {
 	Send(*exchange.Exchange)
 	Open() int
+	Leave(cause error)
 	Close(cause error)
 	Sessions(wall time.Time, f func(engine.SessionState))
 }

@@ -31,6 +31,7 @@ var bounds = []bound{
 	{"dataplane/engine", "podBytes", "bytes read, a pod and iteration", "the pod's connections go on in the next iteration, those that wait longest first. Pods that have work put off divide it among them"},
 	{"dataplane/engine", "podAccepts", "connections a listener and iteration", "the rest is accepted in the next iteration"},
 	{"dataplane/engine", "lifeMargin", "time", "a hop session takes no new requests this long before its certificates end, or at half of their rest if that is later"},
+	{"dataplane/engine", "leaveTime", "time", "requests at an endpoint that has left the registry end then at the latest, with their session (decision 029); one that is free is closed at once"},
 	{"dataplane/engine", "maxWaiters", "requests a key, or a port of an HTTP/2 application", "a further request that has to wait for a session is refused as an overflow"},
 	{"dataplane/engine", "maxSessions", "sessions a key", "no further session is dialled: requests wait for room in these"},
 	{"dataplane/engine", "maxDrains", "answers an HTTP/2 session of ours, or an endpoint met in process, that are thrown away while they come", "the next one is cut"},
