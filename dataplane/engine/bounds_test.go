@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -11,12 +12,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	oracle "golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
 
 	"aether/dataplane/exchange"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/reactor"
+	"aether/mtls/record"
 )
 
 // TestFreeStreamsAreBounded: after a rush a loop keeps so many streams, and of none a great buffer.
@@ -223,4 +227,229 @@ func TestDrainsAreBounded(t *testing.T) {
 	if most != 64 || cut != n-64 {
 		t.Errorf("%d of %d answers are thrown away as they come, %d cut", most, n, cut)
 	}
+}
+
+// TestUnreadAnswersAreBounded: a client of HTTP/2 that asks faster than it reads is not read from while so much waits for it;
+// nothing is lost, and it is served once it reads.
+func TestUnreadAnswersAreBounded(t *testing.T) {
+	const n = 6000
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	big := bytes.Repeat([]byte{'~'}, 2000) // larger than what has a place in the table
+	v := &svc{pod: pod, silent: true, request: func(x *exchange.Exchange) bool {
+		x.Reply(&httpmsg.Head{Status: 421, Fields: []httpmsg.Field{{Name: []byte("x-big"), Value: big}}}, nil)
+		return true
+	}}
+	pool := &exchange.Pool{Service: v}
+	c := dial(t, s.listen(pod, func(l *Loop, fd int) {
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 64<<10)
+		if err := l.ServeHTTP2(fd, nil, &ConnInfo{Pod: pod, Loop: l, Pool: pool}, nil); err != nil {
+			unix.Close(fd)
+		}
+	}))
+	_ = c.SetReadBuffer(64 << 10)
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	p := newPeer2(t, c, true)
+	for i := range uint32(n) {
+		p.get(2*i+1, "/")
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { p.c.Write(p.buf.Bytes()) })
+	defer wg.Wait()
+	waits := 0
+	eventually(t, "it is not read from", func() (full bool) {
+		s.onLoop(func(l *Loop) {
+			l.Each(func(src reactor.Source) {
+				if c, ok := src.(*h2conn); ok {
+					full, waits = c.full, len(c.h2.Out())
+				}
+			})
+		})
+		return full || pod.Conns() == 0
+	})
+	// 512 KiB, and what a turn of the pod may ask for more.
+	if waits == 0 || waits > 512<<10+128*2100 {
+		t.Errorf("%d bytes wait", waits)
+	}
+	for got := 0; got < n; {
+		f, err := p.ReadFrame()
+		if err != nil {
+			t.Fatalf("after %d answers: %v", got, err)
+		}
+		switch f := f.(type) {
+		case *oracle.MetaHeadersFrame:
+			got++
+		case *oracle.GoAwayFrame:
+			t.Fatalf("sent away after %d answers: %v", got, f.ErrCode)
+		}
+	}
+}
+
+// TestShareOfAnIteration: what a pod may do in an iteration, alone and beside others that have work put off, down to a least.
+func TestShareOfAnIteration(t *testing.T) {
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	s.onLoop(func(l *Loop) {
+		sh := pod.share(l)
+		for busy, most := range map[int]struct{ bytes, work, sent int }{
+			1:    {512 << 10, 128, 4 << 20},
+			2:    {256 << 10, 64, 2 << 20},
+			1000: {64 << 10, 32, 512 << 10},
+		} {
+			begin := func() {
+				l.crowd.iter, l.crowd.now = l.Iteration(), busy
+				sh.iter = 0
+			}
+			begin()
+			sh.took(most.bytes - 1)
+			if sh.spent() {
+				t.Errorf("%d pods: spent before %d bytes", busy, most.bytes)
+			}
+			if sh.took(1); !sh.spent() {
+				t.Errorf("%d pods: not spent after %d bytes", busy, most.bytes)
+			}
+			begin()
+			for range most.work - 1 {
+				sh.did()
+			}
+			if sh.spent() {
+				t.Errorf("%d pods: spent before %d pieces of work", busy, most.work)
+			}
+			if sh.did(); !sh.spent() {
+				t.Errorf("%d pods: not spent after %d pieces of work", busy, most.work)
+			}
+			begin()
+			sh.wrote(most.sent - 1)
+			if sh.sentUp() {
+				t.Errorf("%d pods: spent before %d bytes sent", busy, most.sent)
+			}
+			if sh.wrote(1); !sh.sentUp() {
+				t.Errorf("%d pods: not spent after %d bytes sent", busy, most.sent)
+			}
+		}
+		l.crowd = crowd{}
+	})
+}
+
+// TestAcceptsAreBounded: a listener takes so many connections of its backlog in an iteration, and a few although the pod's
+// share of it is spent.
+func TestAcceptsAreBounded(t *testing.T) {
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	per, all := map[uint64]int{}, 0 // the loop's
+	addr := s.listen(pod, func(l *Loop, fd int) {
+		per[l.Iteration()]++
+		all++
+		unix.Close(fd)
+	})
+	var fds []int
+	come := func(n int) {
+		for range n {
+			fds = append(fds, rawDial(t, addr))
+		}
+	}
+	s.onLoop(func(*Loop) { come(200) }) // which sees them once this has returned
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+	eventually(t, "all are accepted", func() (ok bool) {
+		s.onLoop(func(*Loop) { ok = all == 200 })
+		return ok
+	})
+	s.onLoop(func(*Loop) {
+		most := 0
+		for _, n := range per {
+			most = max(most, n)
+		}
+		if most != 64 {
+			t.Errorf("%d are accepted in an iteration", most)
+		}
+	})
+	s.onLoop(func(l *Loop) {
+		come(20)
+		pod.share(l).took(64 << 20)
+		all = 0
+		pod.listeners[s.lns[addr]].Event(0)
+		if all != 8 {
+			t.Errorf("%d are accepted of a pod whose share is spent", all)
+		}
+	})
+	eventually(t, "the rest is accepted then", func() (ok bool) {
+		s.onLoop(func(*Loop) { ok = all == 20 })
+		return ok
+	})
+}
+
+// sealer is a record layer that notes how much it is given at once.
+type sealer struct {
+	record.Conn
+	parts []int
+}
+
+func (*sealer) Pending() bool { return false }
+func (s *sealer) Seal(dst, p []byte) ([]byte, error) {
+	s.parts = append(s.parts, len(p))
+	return append(dst, p...), nil
+}
+
+// TestOutputIsBounded: of what a connection is to send so much is queued, less of a pod that holds too much, and so much is
+// sealed at once.
+func TestOutputIsBounded(t *testing.T) {
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	s.onLoop(func(l *Loop) {
+		sh := pod.share(l)
+		for tight, want := range map[bool]int{false: 256 << 10, true: 16 << 10} {
+			sh.tight = tight
+			c := &h1conn{}
+			c.l, c.sh = l, sh
+			if n := c.queue(make([]byte, 1<<20), false); n != want || !c.starved {
+				t.Errorf("%d bytes are queued (tight: %v), want %d", n, tight, want)
+			}
+			c.dropBuffers()
+		}
+		sh.tight = false
+		null, err := unix.Open("/dev/null", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(null)
+		rec := &sealer{}
+		c := &transport{l: l, sh: sh, fd: null, rec: rec}
+		const q = 256 << 10
+		if n, err := c.write(make([]byte, 3*q+1)); n != 3*q+1 || err != nil || !slices.Equal(rec.parts, []int{q, q, q, 1}) {
+			t.Errorf("%d bytes are taken, sealed by %v: %v", n, rec.parts, err)
+		}
+	})
+}
+
+// TestLifeOfASession: a hop session takes no new requests in the last two minutes of its certificates, or in the second half
+// of their rest.
+func TestLifeOfASession(t *testing.T) {
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	for life, want := range map[time.Duration]time.Duration{time.Hour: 58 * time.Minute, 3 * time.Minute: 90 * time.Second} {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.onLoop(func(l *Loop) {
+			h := l.NewHop(pod, nil, nil)
+			h.dialled(fds[0], nil, life, nil)
+			if got := time.Duration(h.conns[0].retireAt - l.Now()); got != want {
+				t.Errorf("of %v it takes requests for %v, want %v", life, got, want)
+			}
+			h.Close(io.EOF)
+		})
+		unix.Close(fds[1])
+	}
+}
+
+// TestMemoryIsMeasured: and again and again, though nothing happens.
+func TestMemoryIsMeasured(t *testing.T) {
+	var n atomic.Int64
+	newStage(t, Config{Memory: 1 << 30, Used: func() uint64 { n.Add(1); return 0 }})
+	eventually(t, "it has been measured three times", func() bool { return n.Load() >= 3 })
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -60,7 +61,8 @@ func TestFilesAreShared(t *testing.T) {
 // vital listener half open; its neighbour does not wait; what ends makes room.
 func TestPodsPartOfFiles(t *testing.T) {
 	ck := newClock()
-	s := newStage(t, Config{Now: ck.Now, Files: 4096})
+	complaints := counter{of: "new connections wait"}
+	s := newStage(t, Config{Now: ck.Now, Files: 4096, Log: slog.New(&complaints)})
 	pod, other := s.e.AddPod("p"), s.e.AddPod("q")
 	var n, v, o atomic.Int64
 	count := func(n *atomic.Int64) Accept { return func(l *Loop, fd int) { n.Add(1); unix.Close(fd) } }
@@ -84,6 +86,15 @@ func TestPodsPartOfFiles(t *testing.T) {
 	}
 	if n.Load() != 0 {
 		t.Errorf("%d accepted beyond the pod's part", n.Load())
+	}
+	for _, lines := range []int64{1, 2, 3} { // one a minute
+		if n := complaints.Load(); n != lines {
+			t.Errorf("%d lines in the log about it, want %d", n, lines)
+		}
+		waits := s.e.Shed(ShedPodFiles)
+		ck.move(t, s.e, 61*time.Second)
+		eventually(t, "it has waited again", func() bool { return s.e.Shed(ShedPodFiles) > waits })
+		s.onLoop(func(*Loop) {}) // and has said so
 	}
 	pod.Hold(-100)
 	ck.move(t, s.e, 300*time.Millisecond)
