@@ -281,13 +281,18 @@ func TakeOver(ctx context.Context, path string, owner *Owner) (*Predecessor, err
 	}
 }
 
-func takeOver(ctx context.Context, path string, owner *Owner) (_ *Predecessor, err error) {
+func takeOver(ctx context.Context, path string, owner *Owner) (*Predecessor, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unixpacket", path)
 	if err != nil {
 		return nil, fmt.Errorf("listen: take over from %s: %w", path, err)
 	}
-	p := &Predecessor{path: path, l: line{c: c.(*net.UnixConn)}}
+	return take(ctx, path, c.(*net.UnixConn), owner)
+}
+
+// take asks for the sockets over c, which is closed if they are not had.
+func take(ctx context.Context, path string, c conn, owner *Owner) (_ *Predecessor, err error) {
+	p := &Predecessor{path: path, l: line{c: c}}
 	hangUp := context.AfterFunc(ctx, func() { c.Close() })
 	defer hangUp()
 	var mine []Key

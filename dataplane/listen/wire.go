@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -148,8 +149,18 @@ func parse(b []byte) (m message, err error) {
 
 // line is one end of the connection between the two. Not safe for concurrent use.
 type line struct {
-	c   *net.UnixConn
+	c   conn
 	buf []byte
+}
+
+// conn is what a line needs of its net.UnixConn.
+type conn interface {
+	syscall.Conn
+	io.Closer
+	SetReadDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
+	WriteMsgUnix(b, oob []byte, addr *net.UnixAddr) (n, oobn int, err error)
 }
 
 // send sends m with copies of fds, until the deadline; fds stay the caller's.
@@ -251,7 +262,7 @@ func closeAll(fds []int) {
 
 // sameUser is an error unless the process at the other end has our user: whoever
 // may hand sockets over, or take them, may be this process.
-func sameUser(c *net.UnixConn) error {
+func sameUser(c syscall.Conn) error {
 	rc, err := c.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("listen: who is at the other end: %w", err)
