@@ -93,10 +93,17 @@ const (
 	lingerBytes = 64 << 10
 )
 
+// halfCloser is what closeAfterAlert needs of a net.TCPConn.
+type halfCloser interface {
+	io.ReadCloser
+	CloseWrite() error
+	SetReadDeadline(time.Time) error
+}
+
 // closeAfterAlert closes conn so that the alert gets through. The caller may have
 // sent more already, and closing over unread bytes resets the connection, which
 // would overtake the alert and leave the other side without a reason.
-func closeAfterAlert(conn *net.TCPConn, why Reason) {
+func closeAfterAlert(conn halfCloser, why Reason) {
 	defer conn.Close()
 	switch why {
 	case ReasonBusy, ReasonHandshakeWait, ReasonClosed, ReasonCancelled, ReasonRemote:
