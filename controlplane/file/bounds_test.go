@@ -78,6 +78,19 @@ func TestFilesAreBounded(t *testing.T) {
 	}
 }
 
+// TestAliasesAreBounded: what aliases expand to is counted, and a document with more of it is not in force.
+func TestAliasesAreBounded(t *testing.T) {
+	for n, fine := range map[int]bool{100: true, 101: false} {
+		list := "[" + strings.TrimSuffix(strings.Repeat("x, ", 999), ", ") + "]" // with itself a thousand values
+		text := "apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\n  managedFields:\n  - fieldsV1:\n      a: &a " + list + "\n      b: [" + strings.TrimSuffix(strings.Repeat("*a, ", n), ", ") + "]\n"
+		_, problems := load(t, Options{}, text)
+		said := strings.Contains(strings.Join(problems, "\n"), "aliases expand to more than 100000 values")
+		if said == fine {
+			t.Errorf("%d aliases of a thousand values: %q", n, problems)
+		}
+	}
+}
+
 // TestDepthIsBounded: what lies too deep is named and not read.
 func TestDepthIsBounded(t *testing.T) {
 	w := &world{t: t, dir: t.TempDir()}
