@@ -69,7 +69,10 @@ type Service struct {
 }
 
 // New makes a Service. Nothing is dialled yet.
-func New(cfg Config) (*Service, error) {
+func New(cfg Config) (*Service, error) { return newService(cfg) }
+
+// newService is New, with more that grpc-go is told.
+func newService(cfg Config, more ...grpc.DialOption) (*Service, error) {
 	if cfg.Target == "" {
 		cfg.Target = Target
 	}
@@ -79,7 +82,7 @@ func New(cfg Config) (*Service, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	conn, err := grpc.NewClient(cfg.Target,
+	conn, err := grpc.NewClient(cfg.Target, append(more,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // it is a socket of the node's
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: againTime},
@@ -87,7 +90,7 @@ func New(cfg Config) (*Service, error) {
 		}),
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithNoProxy(), grpc.WithUserAgent("aether"),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{}), grpc.MaxCallRecvMsgSize(authz.MaxAnswer)),
-	)
+	)...)
 	if err != nil {
 		return nil, fmt.Errorf("extauthz: %s: %w", cfg.Target, err)
 	}

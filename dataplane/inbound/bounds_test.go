@@ -2,10 +2,15 @@ package inbound
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,9 +19,11 @@ import (
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
 	"aether/dataplane/httpmsg"
+	"aether/dataplane/journal"
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
 	"aether/dataplane/snapshot"
+	"aether/mtls/record"
 )
 
 // answerOf is a downstream stream that keeps what is answered.
@@ -130,5 +137,93 @@ local shop/cart 8080 cid=c1
 				}
 			})
 		})
+	}
+}
+
+// noPlain is a record layer to which no whole record comes.
+type noPlain struct{ record.Conn }
+
+func (noPlain) Feed([]byte)              {}
+func (noPlain) Read([]byte) (int, error) { return 0, record.ErrMore }
+
+// TestFirstBytesAreBounded: a verified caller has fifteen seconds for its first bytes, whether it is silent or sends some of
+// a record now and then.
+func TestFirstBytesAreBounded(t *testing.T) {
+	for _, every := range []time.Duration{time.Second, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			a, b := net.Pipe() // whose deadlines are the bubble's
+			over := make(chan struct{})
+			defer func() { a.Close(); close(over) }()
+			go func() {
+				for at := time.NewTicker(every); ; {
+					if _, err := b.Write([]byte{23}); err != nil {
+						return
+					}
+					select {
+					case <-at.C:
+					case <-over:
+						return
+					}
+				}
+			}()
+			start := time.Now()
+			_, _, err := peek(a, noPlain{})
+			if took := time.Since(start); !errors.Is(err, os.ErrDeadlineExceeded) || took != 15*time.Second {
+				t.Errorf("a byte each %v: %v after %v", every, err, took)
+			}
+		})
+	}
+}
+
+// deaf is an application that no connect reaches.
+type deaf struct {
+	engine.Sockets
+	until time.Time
+}
+
+func (d *deaf) Connect(ctx context.Context, _ netip.AddrPort) (*net.TCPConn, error) {
+	d.until, _ = ctx.Deadline()
+	return nil, context.DeadlineExceeded
+}
+
+// kept is a journal of the last entry.
+type kept struct{ e journal.Entry }
+
+func (k *kept) Ended(e *journal.Entry) { k.e = *e }
+
+// TestConnectIsBounded: a raw-TCP port whose application does not answer a connect has five seconds (contract 6.5); then the
+// caller is reset.
+func TestConnectIsBounded(t *testing.T) {
+	s, _ := compile.Compile(modeltest.Mesh(t, "local shop/db 5432=tcp cid=c1\n"))
+	var store snapshot.Store
+	store.Swap(s)
+	var log kept
+	in := New(Config{Store: &store, Journal: &log})
+	app := &deaf{}
+	c := in.newConn(&Pod{Context: t.Context(), Container: "c1", Sockets: app}, 0)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	caller, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer caller.Close()
+	hop, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	in.relay(nil, c, hop.(*net.TCPConn), nil)
+	if least, most := start.Add(5*time.Second), time.Now().Add(5*time.Second); app.until.Before(least) || app.until.After(most) {
+		t.Errorf("the connect has %v", app.until.Sub(start))
+	}
+	if log.e.Cause != "connect" || log.e.Ended != "server" {
+		t.Errorf("recorded as %s, ended by the %s", log.e.Cause, log.e.Ended)
+	}
+	if _, err := caller.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the caller sees %v", err)
 	}
 }

@@ -233,7 +233,7 @@ func (c *conn) serves(l *engine.Loop, h2 bool) {
 }
 
 // peek reads the first plaintext and tells whether it is the HTTP/2 preface.
-func peek(tc *net.TCPConn, rec record.Conn) (first []byte, h2 bool, err error) {
+func peek(tc net.Conn, rec record.Conn) (first []byte, h2 bool, err error) {
 	_ = tc.SetReadDeadline(time.Now().Add(firstLimit))
 	defer tc.SetReadDeadline(time.Time{})
 	buf := make([]byte, 16<<10)

@@ -2,8 +2,10 @@ package outbound
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"strings"
 	"sync"
@@ -14,12 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"aether/controlplane/compile"
+	"aether/dataplane/decide"
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
 	"aether/dataplane/snapshot"
+	"aether/tproxy/socket"
 )
 
 // TestOverloadedSource: with 95 % of its memory in use the source refuses what it would send on, with a
@@ -251,4 +255,134 @@ func TestMirrorsAreBounded(t *testing.T) {
 	if n := m.WriteData(make([]byte, 1), false); n != 1 || !m.full {
 		t.Error("an answer without end is read on")
 	}
+}
+
+// ticking is a loop that runs, by a clock that the test moves.
+type ticking struct {
+	t   *testing.T
+	e   *engine.Engine
+	now atomic.Int64
+}
+
+func newTicking(t *testing.T) *ticking {
+	k := &ticking{t: t}
+	k.now.Store(int64(time.Hour))
+	var err error
+	if k.e, err = engine.New(engine.Config{MaxLoops: 1, Now: k.now.Load}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { k.e.Run(ctx) })
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return k
+}
+
+func (k *ticking) onLoop(f func()) {
+	done := make(chan struct{})
+	if err := k.e.Loops()[0].Post(func() { defer close(done); f() }); err != nil {
+		k.t.Fatal(err)
+	}
+	<-done
+}
+
+// at reports whether over becomes true when d has passed, and not before.
+func (k *ticking) at(what string, d time.Duration, over func() bool) {
+	k.t.Helper()
+	for _, step := range []struct {
+		d    time.Duration
+		want bool
+	}{{d - 50*time.Millisecond, false}, {100 * time.Millisecond, true}} {
+		k.now.Add(int64(step.d))
+		k.onLoop(func() {})
+		k.onLoop(func() {}) // by now its timers have run
+		k.onLoop(func() {
+			if over() != step.want {
+				k.t.Errorf("%s: %v in %v, want it at %v", what, !step.want, step.d, d)
+			}
+		})
+	}
+}
+
+// hung is a namespace in which nothing comes of a socket or a connect.
+type hung struct{ until chan time.Time }
+
+func (hung) Get(bool) (int, bool)           { return -1, false }
+func (hung) Request(bool, func(int, error)) {}
+func (h hung) Connect(ctx context.Context, _ netip.AddrPort) (*net.TCPConn, error) {
+	until, _ := ctx.Deadline()
+	h.until <- until
+	return nil, context.DeadlineExceeded
+}
+
+// TestPassthroughConnectIsBounded: the connect of a connection that is passed through has two seconds (contract 4.7), whether
+// the client waits for it or has spoken; then the client is reset.
+func TestPassthroughConnectIsBounded(t *testing.T) {
+	k := newTicking(t)
+	c := newCallerOn(t, 1, k.e).c
+	sockets := hung{make(chan time.Time, 1)}
+	c.pod.Sockets = sockets
+	c.o.cfg.Journal = deaf{}
+	c.flow.Dst.AddrPort = netip.MustParseAddrPort("192.0.2.1:80")
+	gaveUp := false
+	k.onLoop(func() { c.startRace(nil).then = func(ok bool) { gaveUp = !ok } })
+	k.at("the connect fails", 2*time.Second, func() bool { return gaveUp })
+
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	client, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	captured, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := socket.TakeFD(captured.(*net.TCPConn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	k.onLoop(func() { c.pass(fd, decide.Verdict{}, c.o.cfg.Store.Load(), -1, nil) })
+	until := <-sockets.until
+	if least, most := start.Add(2*time.Second), time.Now().Add(2*time.Second); until.Before(least) || until.After(most) {
+		t.Errorf("the connect has %v", until.Sub(start))
+	}
+	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the client sees %v", err)
+	}
+}
+
+// TestMirrorsTimeIsBounded: a mirror that has the whole request and is not answered is given up.
+func TestMirrorsTimeIsBounded(t *testing.T) {
+	k := newTicking(t)
+	c := newCallerOn(t, 1, k.e)
+	var m *mirror
+	k.onLoop(func() {
+		x, rq, _ := c.request(t)
+		m = &mirror{st: c.st, how: mirrorResults}
+		c.st.mirrors++
+		m.x = c.st.mirrored.Begin(m, &x.Req, false, &c.c.info, 0)
+		m.x.User = &reqState{snap: rq.snap, v: rq.v, copyOf: m}
+		m.TapData([]byte("x"), true)
+	})
+	k.at("it is given up", 15*time.Second, func() bool { return m.ended })
+	if m.how != mirrorTimeout || c.o.Mirrored[mirrorTimeout].Value() != 1 {
+		t.Errorf("ended as %d", m.how)
+	}
+}
+
+// TestWhatIsRememberedIsLookedThrough: each minute, and forgotten if its pod has gone.
+func TestWhatIsRememberedIsLookedThrough(t *testing.T) {
+	k := newTicking(t)
+	c := newCallerOn(t, 1, k.e)
+	ctx, cancel := context.WithCancel(t.Context())
+	c.c.pod.Context = ctx
+	k.onLoop(func() { c.st.of(c.c.pod) })
+	cancel()
+	k.at("it is forgotten", time.Minute, func() bool { return len(c.st.pods) == 0 })
 }

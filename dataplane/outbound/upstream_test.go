@@ -30,6 +30,11 @@ type caller struct {
 }
 
 func newCaller(t testing.TB, n int, now func() int64) *caller {
+	return newCallerOn(t, n, stillEngine(t, now))
+}
+
+// newCallerOn is newCaller on e's first loop.
+func newCallerOn(t testing.TB, n int, e *engine.Engine) *caller {
 	var all []*snapshot.Endpoint
 	for i := range n {
 		all = append(all, &snapshot.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 18008), Weight: 1024, SPIFFEID: "spiffe://td/ns/shop/sa/cart"})
@@ -38,7 +43,6 @@ func newCaller(t testing.TB, n int, now func() int64) *caller {
 	k.snap = snapshot.New(snapshot.Tables{Backends: []*snapshot.Backend{k.b}, Endpoints: snapshot.NewEndpointTable([]*snapshot.EndpointSet{k.set})})
 	k.o = New(Config{Store: &snapshot.Store{}})
 	k.o.cfg.Store.Swap(k.snap)
-	e := stillEngine(t, now)
 	k.st = k.o.loops.Make(e.Loops()[0])
 	p := &Pod{Context: t.Context(), Container: "web", Engine: e.AddPod("web")}
 	k.c = &conn{o: k.o, pod: p, st: k.st}

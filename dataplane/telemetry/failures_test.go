@@ -167,6 +167,36 @@ func TestFailureQueueIsBounded(t *testing.T) {
 	wg.Wait()
 }
 
+// slow is a writer that takes its time.
+type slow struct{ lines }
+
+func (s *slow) Write(b []byte) (int, error) {
+	<-time.After(10 * time.Millisecond) // virtual
+	return s.lines.Write(b)
+}
+
+// TestFailureDrainIsBounded: what waits when the process ends is written for a second, and no longer, however slow the log is.
+func TestFailureDrainIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out slow
+		f := NewFailures(FailureConfig{Out: &out})
+		for i := range failureQueue {
+			f.Ended(failed(fmt.Sprint(i)))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() { f.Run(ctx) })
+		time.Sleep(105 * time.Millisecond) // in the midst of the eleventh line
+		cancel()
+		wg.Wait()
+		// Beside the second, Run may take some more lines before it sees that it is to end: it draws among what is there.
+		if took, n := time.Since(start), len(out.all()); n < 100 || n >= failureQueue || took < time.Second || took > 2*time.Second {
+			t.Errorf("%d of %d lines, written in %v", n, failureQueue, took)
+		}
+	})
+}
+
 func TestFailureAllocatesNothing(t *testing.T) {
 	f := NewFailures(FailureConfig{Now: func() time.Time { return time.Unix(1, 0) }})
 	e := failed("connect")

@@ -155,6 +155,9 @@ func TestListenOptions(t *testing.T) {
 		"IPV6_TRANSPARENT": {unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1},
 		"IPV6_V6ONLY":      {unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0},
 	})
+	if i, err := unix.GetsockoptTCPInfo(ln, unix.IPPROTO_TCP, unix.TCP_INFO); err != nil || i.Sacked != 4096 { // of a listener that is its backlog
+		t.Errorf("a backlog of %d, %v", i.Sacked, err)
+	}
 	if id, err := socket.Namespace(ln); err != nil || id != ns.ID() {
 		t.Errorf("the listener is in %v (%v), want %v", id, err, ns.ID())
 	}
