@@ -453,3 +453,64 @@ func TestMemoryIsMeasured(t *testing.T) {
 	newStage(t, Config{Memory: 1 << 30, Used: func() uint64 { n.Add(1); return 0 }})
 	eventually(t, "it has been measured three times", func() bool { return n.Load() >= 3 })
 }
+
+// TestPingsAreForgiven: what an HTTP/2 peer did a second ago is not counted any more, and what it did less long ago is.
+func TestPingsAreForgiven(t *testing.T) {
+	for gap, cut := range map[time.Duration]bool{900 * time.Millisecond: true, 1100 * time.Millisecond: false} {
+		ck := newClock()
+		s := newStage(t, Config{Now: ck.Now})
+		pod := s.e.AddPod("p")
+		p := newPeer2(t, dial(t, s.front(pod, &svc{pod: pod, request: local}, true)), true)
+		ping := func() (sentAway bool) {
+			const n = 900 // of a thousand
+			for range n {
+				p.WritePing(false, [8]byte{})
+			}
+			p.flush()
+			for acks := 0; acks < n; {
+				f, err := p.ReadFrame()
+				if err != nil {
+					t.Fatalf("%v: %v", gap, err)
+				}
+				switch f := f.(type) {
+				case *oracle.PingFrame:
+					acks++
+				case *oracle.GoAwayFrame:
+					return f.ErrCode == oracle.ErrCodeEnhanceYourCalm
+				}
+			}
+			return false
+		}
+		if ping() {
+			t.Errorf("sent away at once")
+		}
+		ck.move(t, s.e, gap)
+		if got := ping(); got != cut {
+			t.Errorf("after %v: sent away %v, want %v", gap, got, cut)
+		}
+		p.c.Close()
+	}
+}
+
+// TestIdleHop: a hop session without a stream is closed after half a minute, and not before.
+func TestIdleHop(t *testing.T) {
+	ck := newClock()
+	m := newMesh(t, Config{Now: ck.Now}, netip.AddrPort{})
+	m.in.to = m.app(endless)
+	m.small(t)
+	open := func() (n int) {
+		m.onLoop(func(*Loop) {
+			if m.theHop != nil {
+				n = m.theHop.Open()
+			}
+		})
+		return n
+	}
+	eventually(t, "the stream has ended", func() bool { return m.in.done.Load() == 1 && m.out.done.Load() == 1 })
+	ck.move(t, m.e, 29500*time.Millisecond)
+	if n := open(); n != 1 {
+		t.Errorf("%d sessions after half a minute less half a second", n)
+	}
+	ck.move(t, m.e, time.Second)
+	eventually(t, "closed", func() bool { return open() == 0 })
+}
