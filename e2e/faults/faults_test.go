@@ -36,7 +36,7 @@ type world struct {
 	ctx context.Context // bounds a step; see step
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, devCA bool) *world {
 	t.Helper()
 	dir := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", dir+string(filepath.Separator), "aether/cmd/aether-proxy", "aether/cmd/aether-registrar")
@@ -50,7 +50,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t}
 	w.step()
 	w.Mesh, err = mesh.New(w.ctx, mesh.Options{
-		Proxy: filepath.Join(dir, "aether-proxy"), DevCA: true,
+		Proxy: filepath.Join(dir, "aether-proxy"), DevCA: devCA,
 		Registry: &mesh.Registry{Registrar: filepath.Join(dir, "aether-registrar"), Etcd: etcd, LastGood: true},
 	})
 	w.must(err)
@@ -264,9 +264,22 @@ func (l *load) check(what string) {
 	}
 }
 
+// TestCertificateFiles: proxies and registrar that take their certificates from files
+// (--certs) meet with those, and the pods of either node with theirs.
+func TestCertificateFiles(t *testing.T) {
+	w := newWorld(t, false) // which has seen rows of both nodes, and that the other knows them
+	l := w.begin()
+	l.until("answers of both nodes' pods", func() bool { return l.from["cart-1"] > 0 && l.from["cart-2"] > 0 })
+	l.check("certificates from files")
+	w.step()
+	w.must(w.Terminate("cart-2"))
+	w.must(w.AwaitRows(w.ctx, w.Pod("cart-2"), "DRAINING"))
+	w.must(w.AwaitUsable(w.ctx, 0, w.Pod("cart-2"), false))
+}
+
 // TestFaults is one mesh from one fault to the next.
 func TestFaults(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, true)
 	for _, tt := range []struct {
 		name string
 		do   func(*world)

@@ -244,6 +244,14 @@ func (m *Mesh) ReplaceProxy(ctx context.Context, node int) error {
 	}
 }
 
+// identityArgs say where certificates come from.
+func (m *Mesh) identityArgs() []string {
+	if m.o.DevCA {
+		return []string{"--dev-ca", m.devCA()}
+	}
+	return []string{"--certs", m.certs}
+}
+
 // startLocked starts a proxy on a node, which is the node's from then on.
 func (m *Mesh) startLocked(node int) error {
 	n := m.Rig.Nodes[node]
@@ -251,11 +259,7 @@ func (m *Mesh) startLocked(node int) error {
 		m.o.Proxy, "--config", m.config, "--node", n.Name, "--trust-domain", m.o.TrustDomain, "--capture",
 		"--handover", filepath.Join(m.Rig.Dir, "handover-"+n.Name), "--drain-time", drain,
 	}
-	if m.o.DevCA {
-		args = append(args, "--dev-ca", m.devCA())
-	} else {
-		args = append(args, "--certs", m.certs)
-	}
+	args = append(args, m.identityArgs()...)
 	args = append(args, m.proxyArgs(n)...)
 	p, err := m.Rig.StartProcess(&n.Space, "proxy-"+n.Name, append(args, m.o.Args...)...)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 )
 
 // Registry are the binaries of a mesh whose nodes know of each other's pods by a registrar over
-// a real etcd, both on the first node. The proxies meet the registrar with certificates
-// of the throw-away authority (Options.DevCA).
+// a real etcd, both on the first node. They meet with certificates of whoever issues those
+// of the pods (Options.DevCA).
 type Registry struct {
 	Etcd, Registrar string // paths
 	LastGood        bool   // the proxies keep their last good state on disk
@@ -64,8 +64,10 @@ func (m *Mesh) StartEtcd(ctx context.Context) error {
 
 // StartRegistrar runs the registrar; AwaitRegistrar waits for it.
 func (m *Mesh) StartRegistrar() error {
-	p, err := m.Rig.StartProcess(&m.Rig.Nodes[0].Space, "registrar", m.o.Registry.Registrar, "--etcd-endpoints", etcdURL, "--listen", ":"+registrarPort,
-		"--trust-domain", m.o.TrustDomain, "--dev-ca", m.devCA(), "--drain-time", drain)
+	args := append([]string{
+		m.o.Registry.Registrar, "--etcd-endpoints", etcdURL, "--listen", ":" + registrarPort, "--trust-domain", m.o.TrustDomain, "--drain-time", drain,
+	}, m.identityArgs()...)
+	p, err := m.Rig.StartProcess(&m.Rig.Nodes[0].Space, "registrar", args...)
 	if err != nil {
 		return err
 	}
@@ -100,6 +102,13 @@ func (m *Mesh) Registrar() *rig.Proc {
 func (m *Mesh) startRegistry(ctx context.Context) error {
 	if err := m.StartEtcd(ctx); err != nil {
 		return err
+	}
+	if !m.o.DevCA { // the registrar's own, and the nodes'
+		for _, account := range []string{"aether-registrar", "aether-agent"} {
+			if err := m.Issue(rig.SVIDRequest{Namespace: "aether-system", Account: account}); err != nil {
+				return err
+			}
+		}
 	}
 	if err := m.StartRegistrar(); err != nil {
 		return err
