@@ -22,9 +22,14 @@ import (
 
 const (
 	// writesPerSecond and writeBurst bound what the API server is asked for: everything
-	// that changes something, Events too.
+	// that changes something, but Events.
 	writesPerSecond = 50
 	writeBurst      = 100
+	// eventsPerSecond and eventBurst bound Events, which are written while there is nothing
+	// else to write; maxEvents wait for that.
+	eventsPerSecond = 10
+	eventBurst      = 20
+	maxEvents       = 1024
 	// callTime bounds one call to the API server.
 	callTime = 10 * time.Second
 	// quiet is how long changes of rows are gathered before the rows are read.
@@ -96,6 +101,7 @@ func (l *live) is(s spec) bool {
 type keeper struct {
 	*Generator
 	limit flowcontrol.RateLimiter
+	talk  flowcontrol.RateLimiter // of Events
 
 	live   map[model.ServiceName]*live
 	listed bool
@@ -108,6 +114,8 @@ type keeper struct {
 	failed map[model.ServiceName]*failure
 	calm   map[model.ServiceName]*pace // Services that were put right
 	told   map[model.ServiceName]told
+	events []*corev1.Event // to be written
+	room   int             // for them: maxEvents, but for tests
 	warned map[model.ServiceName]string
 	fate   string // why Services are not followed
 	held   int    // what was said of prunes that are held back
@@ -135,6 +143,8 @@ type told struct {
 func newKeeper(g *Generator) *keeper {
 	return &keeper{
 		Generator: g, limit: flowcontrol.NewTokenBucketRateLimiter(writesPerSecond, writeBurst),
+		room: maxEvents,
+		talk: flowcontrol.NewTokenBucketRateLimiter(eventsPerSecond, eventBurst),
 		live: map[model.ServiceName]*live{}, want: map[model.ServiceName]spec{}, queued: map[model.ServiceName]bool{},
 		absent: map[model.ServiceName]time.Time{}, failed: map[model.ServiceName]*failure{},
 		calm: map[model.ServiceName]*pace{}, told: map[model.ServiceName]told{}, warned: map[model.ServiceName]string{},
@@ -171,7 +181,7 @@ func (k *keeper) run(ctx context.Context) {
 	close(always)
 	for {
 		var work <-chan struct{}
-		if len(k.queue) > 0 {
+		if len(k.queue)+len(k.events) > 0 {
 			work = always
 		}
 		select {
@@ -194,7 +204,7 @@ func (k *keeper) run(ctx context.Context) {
 		case <-tick.C:
 			k.lookAtAll()
 		case <-work:
-			k.one(ctx)
+			k.step(ctx)
 		}
 	}
 }
@@ -387,6 +397,20 @@ func (k *keeper) prune(now time.Time, generated, old, oldest int) {
 	}
 }
 
+// step does the next of what is to be done, and reports whether there was anything: Events
+// come last, for a Service that is missing is worse than one that is not explained.
+func (k *keeper) step(ctx context.Context) bool {
+	switch {
+	case len(k.queue) > 0:
+		k.one(ctx)
+	case len(k.events) > 0:
+		k.say(ctx)
+	default:
+		return false
+	}
+	return true
+}
+
 // one looks at the first name of the queue, and does what is to be done about it.
 func (k *keeper) one(ctx context.Context) {
 	name := k.queue[0]
@@ -409,7 +433,7 @@ func (k *keeper) one(ctx context.Context) {
 	case wanted && l == nil:
 		err = k.create(ctx, name, s)
 	case wanted && !l.generated:
-		err = k.tellUser(ctx, l)
+		k.tellUser(l)
 	case wanted && !l.is(s):
 		if !k.mayRight(name, now) {
 			return // lookAtAll comes to it again

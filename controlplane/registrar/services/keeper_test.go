@@ -1,6 +1,7 @@
 package services
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,8 +10,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
+	"aether/controlplane/gamma"
 	"aether/controlplane/kube/follow"
+	"aether/controlplane/registrypb"
 	"aether/dataplane/model"
 )
 
@@ -91,4 +95,87 @@ func TestServerSetBack(t *testing.T) {
 	is("set back", "12", 8080)
 	k.hear(follow.News[*live]{Op: follow.Changed, Objects: []*live{generated("cart", "13", 7070)}})
 	is("and changed since", "13", 7070)
+}
+
+// TestEventsComeLast: what a new leader has to say of users' Services costs no generated
+// one its time, and what there is no room for is said later.
+func TestEventsComeLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const users, others, room = 70, 25, 40
+		k, rows := keeping(t)
+		k.room = room
+		var all []*live
+		for i := range users {
+			name := fmt.Sprintf("user-%d", i)
+			rows.set("shop", name, "8080=http")
+			all = append(all, liveOf(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name)}}))
+		}
+		for i := range others {
+			rows.set("shop", fmt.Sprintf("other-%d", i), "8080=http")
+		}
+		k.hear(follow.News[*live]{Op: follow.Replaced, Objects: all})
+		k.readRows()
+		services, events := 0, map[string]bool{}
+		took := func() {
+			c := k.cfg.Client.(*fake.Clientset)
+			for _, a := range c.Actions() {
+				create, ok := a.(clienttesting.CreateAction)
+				if !ok {
+					continue
+				}
+				switch o := create.GetObject().(type) {
+				case *corev1.Service:
+					if services++; len(events) > 0 {
+						t.Errorf("Service %d is made after %d Events", services, len(events))
+					}
+				case *corev1.Event:
+					events[o.InvolvedObject.Name] = true
+				}
+			}
+			c.ClearActions()
+		}
+		for k.step(t.Context()) {
+			if len(k.events) > room {
+				t.Fatalf("%d Events wait, of %d at most", len(k.events), room)
+			}
+		}
+		if took(); services != others || len(events) != room {
+			t.Errorf("%d Services and Events on %d, want %d and %d", services, len(events), others, room)
+		}
+		k.lookAtAll() // as every few seconds
+		for k.step(t.Context()) {
+		}
+		if took(); services != others || len(events) != users {
+			t.Errorf("and then %d Services and Events on %d, want %d and %d", services, len(events), others, users)
+		}
+	})
+}
+
+// TestPortsAreReadBack: what a generated Service says of its ports is what a node reads of
+// them once the rows are gone (contract 9.8): a TCP port does not become HTTP.
+func TestPortsAreReadBack(t *testing.T) {
+	s := specOf([]*registrypb.ServiceEndpoint{row(t, "10.0.0.1", "8080=http 5432=tcp 53=udp 9053=tcp+udp")})
+	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "cart", Labels: map[string]string{Label: "true"}}}
+	for _, p := range s.ports {
+		o.Spec.Ports = append(o.Spec.Ports, p.object())
+	}
+	r := &gamma.Reader{}
+	read := r.Service(gamma.Object{Namespace: "shop", Name: "cart"}, o)
+	if read == nil || len(r.Problems) > 0 {
+		t.Fatalf("it is not wholly in force: %v", r.Problems)
+	}
+	got := map[string]model.Class{}
+	for _, p := range read.Service.Ports {
+		got[gamma.PortKey(p.Number, p.UDP)] = p.Class
+	}
+	for key, want := range map[string]model.Class{"8080": model.HTTP, "5432": model.TCP, "9053": model.TCP} {
+		if got[key] != want {
+			t.Errorf("port %s is read as %v, want %v", key, got[key], want)
+		}
+	}
+	for _, key := range []string{"53/UDP", "9053/UDP"} { // UDP has no appProtocol, and needs none
+		if c, ok := got[key]; !ok || c != model.ClassNone {
+			t.Errorf("port %s is read as %v, %t", key, c, ok)
+		}
+	}
 }
