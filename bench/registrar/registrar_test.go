@@ -112,7 +112,9 @@ func (s *store) Watch(ctx context.Context, on func(registry.Change), _ func(erro
 }
 
 func (*store) Put(context.Context, model.ServiceName, *registrypb.ServiceEndpoint) error { return nil }
-func (*store) Delete(context.Context, model.ServiceName, string) error                   { return nil }
+func (*store) Delete(context.Context, model.ServiceName, string, registry.Statement) error {
+	return nil
+}
 
 // marks tell the changes of the two phases apart: the name under which a row says when
 // it was changed.

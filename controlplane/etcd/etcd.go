@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -48,6 +49,8 @@ const (
 	pageRows = 10_000
 	// maxProtocols is how many protocol directories of a service are looked into.
 	maxProtocols = 16
+	// maxReplaces is how often a write is tried whose keys others change meanwhile.
+	maxReplaces = 8
 	// pingEvery and pingTimeout find a server that is gone without a word. etcd
 	// refuses pings that come more often than every 5 s.
 	pingEvery   = 10 * time.Second
@@ -212,7 +215,7 @@ func (s *Store) conn(ctx context.Context) (*clientv3.Client, error) {
 }
 
 // Put writes a valid row under every class that it serves, and takes it from the
-// others, in one transaction.
+// others, in one transaction, unless what is there was said later.
 func (s *Store) Put(ctx context.Context, service model.ServiceName, e *registrypb.ServiceEndpoint) error {
 	if err := s.put(ctx, service, e); err != nil {
 		return fmt.Errorf("etcd: put row %s of %s: %w", e.GetIp(), service, err)
@@ -232,31 +235,34 @@ func (s *Store) put(ctx context.Context, service model.ServiceName, e *registryp
 	if err != nil {
 		return err
 	}
+	said := registry.StatementOf(e)
+	var all []string
 	var ops []clientv3.Op
 	for p := registrypb.Service_PROTOCOL_HTTP; p <= registrypb.Service_PROTOCOL_UDP; p++ {
 		key, err := registry.Key{Kind: registry.EndpointKey, Region: s.cfg.Region, Cluster: s.cfg.Cluster, Service: service, Protocol: p, IP: e.GetIp()}.Text()
 		if err != nil {
 			return err
 		}
+		all = append(all, key)
 		if slices.Contains(serves, p) {
 			ops = append(ops, clientv3.OpPut(key, string(value)))
 		} else {
 			ops = append(ops, clientv3.OpDelete(key))
 		}
 	}
-	return s.commit(ctx, ops)
+	return s.replace(ctx, all, ops, said, registry.Statement.Outdates)
 }
 
 // Delete takes a pod's row from every protocol directory that the service has, those
-// among them that this version does not know.
-func (s *Store) Delete(ctx context.Context, service model.ServiceName, ip string) error {
-	if err := s.remove(ctx, service, ip); err != nil {
+// among them that this version does not know, in one transaction.
+func (s *Store) Delete(ctx context.Context, service model.ServiceName, ip string, by registry.Statement) error {
+	if err := s.remove(ctx, service, ip, by); err != nil {
 		return fmt.Errorf("etcd: delete row %.64q of %s: %w", ip, service, err)
 	}
 	return nil
 }
 
-func (s *Store) remove(ctx context.Context, service model.ServiceName, ip string) error {
+func (s *Store) remove(ctx context.Context, service model.ServiceName, ip string, by registry.Statement) error {
 	if ip == "" || strings.Contains(ip, "/") {
 		return errors.New("that is no address")
 	}
@@ -268,14 +274,16 @@ func (s *Store) remove(ctx context.Context, service model.ServiceName, ip string
 	if err != nil {
 		return err
 	}
+	var keys []string
 	var ops []clientv3.Op
 	for _, p := range dirs {
+		keys = append(keys, dir+p+"/endpoints/"+ip)
 		ops = append(ops, clientv3.OpDelete(dir+p+"/endpoints/"+ip))
 	}
 	if len(ops) == 0 {
 		return nil
 	}
-	return s.commit(ctx, ops)
+	return s.replace(ctx, keys, ops, by, registry.Statement.Keeps)
 }
 
 // below are the names that stand next below a directory, at most maxProtocols of them,
@@ -311,19 +319,52 @@ func (s *Store) get(ctx context.Context, c *clientv3.Client, key string, opts ..
 	return c.Get(ctx, key, opts...)
 }
 
-func (s *Store) commit(ctx context.Context, ops []clientv3.Op) error {
+// replace does ops, unless what stands under one of the keys is there to stay whatever
+// said replaces it. Between the look at the keys and the writing nobody else writes them:
+// the first transaction takes them to be free, and each further one to be as the one before
+// it found them.
+func (s *Store) replace(ctx context.Context, keys []string, ops []clientv3.Op, said registry.Statement, stays func(there, said registry.Statement) bool) error {
 	c, err := s.conn(ctx)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	r, err := c.Txn(ctx).Then(ops...).Commit()
-	if err != nil {
-		return err
+	found := make([]*mvccpb.KeyValue, len(keys)) // nil: nothing is there
+	look := make([]clientv3.Op, len(keys))
+	for i, key := range keys {
+		look[i] = clientv3.OpGet(key)
 	}
-	s.progress.wrote(r.Header.GetRevision())
-	return nil
+	for range maxReplaces {
+		as := make([]clientv3.Cmp, len(keys))
+		for i, key := range keys {
+			as[i] = clientv3.Compare(clientv3.ModRevision(key), "=", found[i].GetModRevision())
+		}
+		r, err := c.Txn(ctx).If(as...).Then(ops...).Else(look...).Commit()
+		if err != nil {
+			return err
+		}
+		if r.Succeeded {
+			s.progress.wrote(r.Header.GetRevision())
+			return nil
+		}
+		late := int64(0)
+		for i, a := range r.Responses {
+			found[i] = nil
+			for _, kv := range a.GetResponseRange().GetKvs() {
+				found[i] = kv
+				e := &registrypb.ServiceEndpoint{}
+				if proto.Unmarshal(kv.Value, e) == nil && stays(registry.StatementOf(e), said) { // what cannot be read says nothing
+					late = max(late, kv.ModRevision)
+				}
+			}
+		}
+		if late > 0 {
+			s.progress.wrote(late)
+			return registry.ErrOutdated
+		}
+	}
+	return fmt.Errorf("its keys were changed %d times while it was to be written", maxReplaces)
 }
 
 // Position is registry.Positioned's.

@@ -223,7 +223,7 @@ func put(t *testing.T, s *Store, n model.ServiceName, e *registrypb.ServiceEndpo
 
 func remove(t *testing.T, s *Store, n model.ServiceName, ip string) {
 	t.Helper()
-	again(t, func(ctx context.Context) error { return s.Delete(ctx, n, ip) })
+	again(t, func(ctx context.Context) error { return s.Delete(ctx, n, ip, registry.Statement{}) })
 }
 
 func raw(t *testing.T, c *clientv3.Client, key, value string) {
@@ -295,7 +295,7 @@ func TestWrite(t *testing.T) {
 		"a class of a newer version": s.Put(t.Context(), cart, row("10.0.0.3", "1", 77)),
 		"half a name":                s.Put(t.Context(), model.ServiceName{Namespace: "shop"}, row("10.0.0.3", "1")),
 		"another's name":             s.Put(t.Context(), model.ServiceName{Namespace: "shop", Name: "../x"}, row("10.0.0.3", "1")),
-		"no address":                 s.Delete(t.Context(), cart, "10.0.0.2/../x"),
+		"no address":                 s.Delete(t.Context(), cart, "10.0.0.2/../x", registry.Statement{}),
 	} {
 		if err == nil {
 			t.Errorf("%s was taken", name)

@@ -90,7 +90,9 @@ func (s *Store) Put(context.Context, model.ServiceName, *registrypb.ServiceEndpo
 }
 
 // Delete does nothing, like Put.
-func (s *Store) Delete(context.Context, model.ServiceName, string) error { return nil }
+func (s *Store) Delete(context.Context, model.ServiceName, string, registry.Statement) error {
+	return nil
+}
 
 // Watch is registry.Store's. It tells what is there once both pods and nodes have been
 // listed, and that again as a whole after a listing that follows an interruption. It

@@ -98,9 +98,11 @@ func (t Termination) delay() time.Duration {
 type Registry interface {
 	// Register writes a row under one of its classes.
 	Register(ctx context.Context, service model.ServiceName, class registrypb.Service_Protocol, e *registrypb.ServiceEndpoint) error
-	// Unregister takes an address from every class of the service. What is not there is no error.
-	Unregister(ctx context.Context, service model.ServiceName, ip string) error
-	// OfNode are all rows whose node_name is node. An error: it is not known which there are.
+	// Unregister takes an address from every class of the service, unless by is no longer
+	// what holds (registry.Statement.Keeps). What is not there is no error.
+	Unregister(ctx context.Context, service model.ServiceName, ip string, by registry.Statement) error
+	// OfNode are all rows whose node_name is node. registry.ErrDerived: what was registered
+	// cannot be found in it. Any other error: it is not known which there are.
 	OfNode(ctx context.Context, node string) ([]registry.Row, error)
 }
 
@@ -144,6 +146,7 @@ type Pods struct {
 	place Place
 	pods  map[string]*pod // by container
 	order uint64          // of the pod that came last
+	said  uint64          // when the last statement was made, or one of this node's that was listed
 	rows  map[rowKey]*row
 	lost  map[string]*lostPod // live pods that are not here, by UID or name
 

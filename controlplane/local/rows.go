@@ -204,19 +204,31 @@ func (l *Pods) put(ctx context.Context, k rowKey, want *registrypb.ServiceEndpoi
 		return f(ctx)
 	}
 	if want == nil || anew {
-		if err := call(func(ctx context.Context) error { return l.cfg.Registry.Unregister(ctx, k.service, k.ip) }); err != nil {
+		by := l.statement()
+		if err := call(func(ctx context.Context) error { return l.cfg.Registry.Unregister(ctx, k.service, k.ip, by) }); err != nil {
 			return fmt.Errorf("take %s of %s out: %w", k.ip, k.service, err)
 		}
 	}
 	if want == nil {
 		return nil
 	}
+	want = proto.CloneOf(want)
+	want.Stated = l.statement().Stated // under all classes the same
 	for _, class := range registry.Protocols(want) {
 		if err := call(func(ctx context.Context) error { return l.cfg.Registry.Register(ctx, k.service, class, want) }); err != nil {
 			return fmt.Errorf("write %s of %s under %s: %w", k.ip, k.service, class, err)
 		}
 	}
 	return nil
+}
+
+// statement is one of this node's, later than all that it has made: also after a restart
+// with a clock that was set back, once the sweep has seen them.
+func (l *Pods) statement() registry.Statement {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.said = max(l.said+1, uint64(time.Now().UnixNano()))
+	return registry.Statement{Node: l.cfg.Place.Node, Stated: l.said}
 }
 
 // awaitRow waits until what is wanted under k now has been tried, whatever came of it.

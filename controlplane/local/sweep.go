@@ -97,7 +97,9 @@ func (l *Pods) sweep(ctx context.Context) {
 		return
 	}
 	for what, err := range map[string]error{"the node's rows": rowsErr, "the node's pods": clusterErr} {
-		if err != nil {
+		// A registry that makes its rows of pods agrees with them by itself, and never with
+		// what is registered: nothing is to be compared.
+		if err != nil && !errors.Is(err, registry.ErrDerived) {
 			l.Counts.SweepErrors.Inc()
 			l.quiet.Warn("sweep "+what, "the sweep cannot list "+what+": that half waits for the next one", "err", err)
 		}
@@ -228,15 +230,18 @@ func (l *Pods) prune(ctx context.Context, known *clusterPods) {
 // compare makes the node's rows what storage says.
 func (l *Pods) compare(rows []registry.Row, before map[rowKey]uint64) {
 	listed := map[rowKey][]registry.Row{}
+	latest := uint64(0)
 	for _, r := range rows {
 		// Another cluster may have a node of the same name.
 		if r.Endpoint.GetKubernetesMetadata().GetNodeName() == l.cfg.Place.Node && r.Endpoint.GetClusterName() == l.cfg.Place.Cluster {
 			k := rowKey{r.Service, r.IP}
 			listed[k] = append(listed[k], r)
+			latest = max(latest, registry.StatementOf(r.Endpoint).Stated)
 		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.said = max(l.said, latest)
 	keys := make(map[rowKey]bool, len(l.pods))
 	for _, p := range l.pods {
 		if p.fault == nil {
@@ -299,12 +304,12 @@ func (l *Pods) agrees(have []registry.Row, want *registrypb.ServiceEndpoint) (sa
 	return same && found == len(classes), extra
 }
 
-// alike compares what a row says to others. Where the container is, and who watches it, is
-// not theirs, and a store that derives its rows knows neither.
+// alike compares what a row says to others. Where the container is, who watches it, and
+// when that was said, is not theirs.
 func alike(a, b *registrypb.ServiceEndpoint) bool {
 	plain := func(e *registrypb.ServiceEndpoint) *registrypb.ServiceEndpoint {
 		c := proto.CloneOf(e)
-		c.ContainerMetadata, c.HealthCheckMode = nil, 0
+		c.ContainerMetadata, c.HealthCheckMode, c.Stated = nil, 0, 0
 		c.ProtoReflect().SetUnknown(nil)
 		return c
 	}

@@ -93,6 +93,55 @@ func TestSweep(t *testing.T) {
 			}
 		})
 	})
+	t.Run("rows that the registry makes itself are nobody's to correct", func(t *testing.T) {
+		inWorld(t, nil, func(w *world) {
+			w.healthy(cart(1))
+			w.set(func() {
+				clear(w.rows)
+				w.derived = true
+				w.said = nil
+			})
+			w.after(10 * sweepInterval)
+			if c := &w.pods.Counts; len(w.said) != 0 || c.MissingRegistered.Value()+c.Corrected.Value()+c.SweepErrors.Value() != 0 {
+				t.Errorf("%q; %d missing, %d corrected, %d errors", w.said, c.MissingRegistered.Value(), c.Corrected.Value(), c.SweepErrors.Value())
+			}
+			w.is("c1", "")
+			w.set(func() { w.derived = false }) // another registrar
+			w.pass()
+			w.is("c1", "HEALTHY")
+		})
+	})
+	t.Run("what is said anew is said later, whatever the clock", func(t *testing.T) {
+		inWorld(t, nil, func(w *world) {
+			w.healthy(cart(1, "endpoint.aether.io/ports", "8080,5432=tcp"))
+			http, tcp := w.rows["shop/cart PROTOCOL_HTTP 10.1.0.1"], w.rows["shop/cart PROTOCOL_TCP 10.1.0.1"]
+			if http.GetStated() == 0 || http.GetStated() != tcp.GetStated() {
+				t.Errorf("one statement under two classes was made at %d and %d", http.GetStated(), tcp.GetStated())
+			}
+			ahead := uint64(time.Now().Add(time.Hour).UnixNano()) // said before the clock was set back
+			w.set(func() {
+				for k, e := range w.rows {
+					e = proto.CloneOf(e)
+					e.Health, e.Stated = registrypb.ServiceEndpoint_DRAINING, ahead
+					w.rows[k] = e
+				}
+			})
+			w.restart()
+			w.after(sweepPause)
+			w.is("c1", "HEALTHY")
+			if got := w.rows["shop/cart PROTOCOL_HTTP 10.1.0.1"].GetStated(); got <= ahead {
+				t.Errorf("said at %d, and before at %d", got, ahead)
+			}
+			last := w.by
+			if err := w.pods.Remove(w.t.Context(), "c1"); err != nil {
+				t.Fatal(err)
+			}
+			w.after(time.Second)
+			if w.by.Node != "n1" || w.by.Stated <= last.Stated || w.by.Stated <= ahead {
+				t.Errorf("taken out by %v, after %d", w.by, ahead)
+			}
+		})
+	})
 	t.Run("rows that say something else are written anew", func(t *testing.T) {
 		inWorld(t, nil, func(w *world) {
 			w.healthy(cart(1))

@@ -34,6 +34,8 @@ type world struct {
 	said     []string                               // what the registry was told, with the time since start
 	failing  func(call string) error                // of the registry; nil: none fails
 	hangs    bool                                   // calls end with their context
+	derived  bool                                   // the registry makes its rows itself
+	by       registry.Statement                     // of the last row that was taken out
 	lists    int
 	answers  map[string]error // of applications, by container; not there: it answers
 	probed   []string         // container and time
@@ -157,13 +159,16 @@ func (w *world) Register(ctx context.Context, service model.ServiceName, class r
 	if _, why := registry.RowFault(e); why != "" {
 		w.t.Errorf("an invalid row is written: %s", why)
 	}
+	if w.derived {
+		return nil
+	}
 	w.rows[fmt.Sprintf("%s %s %s", service, class, e.GetIp())] = e
 	w.say("register %s %s %s %s", service, strings.TrimPrefix(class.String(), "PROTOCOL_"), e.GetIp(), e.GetHealth())
 	return nil
 }
 
 // Unregister is Registry.
-func (w *world) Unregister(ctx context.Context, service model.ServiceName, ip string) error {
+func (w *world) Unregister(ctx context.Context, service model.ServiceName, ip string, by registry.Statement) error {
 	if err := w.call(ctx, "unregister"); err != nil {
 		return err
 	}
@@ -172,6 +177,7 @@ func (w *world) Unregister(ctx context.Context, service model.ServiceName, ip st
 	maps.DeleteFunc(w.rows, func(k string, _ *registrypb.ServiceEndpoint) bool {
 		return strings.HasPrefix(k, service.String()+" ") && strings.HasSuffix(k, " "+ip)
 	})
+	w.by = by
 	w.say("unregister %s %s", service, ip)
 	return nil
 }
@@ -184,6 +190,9 @@ func (w *world) OfNode(ctx context.Context, node string) ([]registry.Row, error)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lists++
+	if w.derived {
+		return nil, registry.ErrDerived
+	}
 	var out []registry.Row
 	for k, e := range w.rows {
 		f := strings.Fields(k)

@@ -253,20 +253,31 @@ type Store interface {
 	// counted, and logged once. Calls come one after the other, from one goroutine.
 	Watch(ctx context.Context, on func(Change), report func(error)) error
 	// Put writes a row under every class that it serves, and takes it from those that
-	// it no longer does. A store that derives its rows does nothing.
+	// it no longer does; all of it, or, where a row that is there was said later
+	// (Statement.Outdates), nothing: ErrOutdated. A store that derives its rows does nothing.
 	Put(ctx context.Context, service model.ServiceName, e *registrypb.ServiceEndpoint) error
-	// Delete takes a pod's row from every class. What is not there is no error.
-	Delete(ctx context.Context, service model.ServiceName, ip string) error
+	// Delete takes a pod's row from every class, unless a row that is there stays whoever
+	// by is (Statement.Keeps): ErrOutdated. What is not there is no error.
+	Delete(ctx context.Context, service model.ServiceName, ip string, by Statement) error
 }
 
 // Positioned is a Store that tells how far its watch is behind its writes. Both
 // methods are safe for concurrent use, and return at once.
 type Positioned interface {
-	// Position is that of the last Put or Delete that has returned.
+	// Position is that of the last Put or Delete that has returned, or, where that wrote
+	// nothing, of what was there instead.
 	Position() Position
 	// Shown reports whether Watch has said all that was written until then. After an
 	// interruption it has.
 	Shown(Position) bool
+}
+
+// NamesContents reports whether the version of a watch names what is watched (decision
+// 021): then it means the same at every registrar, and after any restart. Else it may be a
+// number that one registrar counts, as upstream's.
+func NamesContents(version string) bool {
+	const digits = 32 // of 128 bits
+	return len(version) == digits && strings.Trim(version, "0123456789abcdef") == ""
 }
 
 // Position is a place in a store's history, since its watch began or was last interrupted.

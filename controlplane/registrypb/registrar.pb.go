@@ -184,9 +184,13 @@ func (*RegisterEndpointResponse) Descriptor() ([]byte, []int) {
 }
 
 type UnregisterEndpointRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ServiceName   string                 `protobuf:"bytes,1,opt,name=service_name,json=serviceName,proto3" json:"service_name,omitempty"`
-	Ips           []string               `protobuf:"bytes,2,rep,name=ips,proto3" json:"ips,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ServiceName string                 `protobuf:"bytes,1,opt,name=service_name,json=serviceName,proto3" json:"service_name,omitempty"`
+	Ips         []string               `protobuf:"bytes,2,rep,name=ips,proto3" json:"ips,omitempty"`
+	// Ours: which node says so, and when (ServiceEndpoint.stated). What that node has said
+	// later, and the rows of another node, stay. Empty, 0: not said.
+	NodeName      string `protobuf:"bytes,5000,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	Stated        uint64 `protobuf:"varint,5001,opt,name=stated,proto3" json:"stated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -233,6 +237,20 @@ func (x *UnregisterEndpointRequest) GetIps() []string {
 		return x.Ips
 	}
 	return nil
+}
+
+func (x *UnregisterEndpointRequest) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *UnregisterEndpointRequest) GetStated() uint64 {
+	if x != nil {
+		return x.Stated
+	}
+	return 0
 }
 
 type UnregisterEndpointResponse struct {
@@ -523,9 +541,12 @@ func (x *ListAllEndpointsRequest) GetNodeName() string {
 }
 
 type ListAllEndpointsResponse struct {
-	state         protoimpl.MessageState       `protogen:"open.v1"`
-	Services      map[string]*ServiceEndpoints `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Version       string                       `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	state    protoimpl.MessageState       `protogen:"open.v1"`
+	Services map[string]*ServiceEndpoints `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Version  string                       `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	// Ours: the rows are made of what else is known of pods, and what nodes register
+	// changes none of them (contract 9.1).
+	Derived       bool `protobuf:"varint,5000,opt,name=derived,proto3" json:"derived,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -572,6 +593,13 @@ func (x *ListAllEndpointsResponse) GetVersion() string {
 		return x.Version
 	}
 	return ""
+}
+
+func (x *ListAllEndpointsResponse) GetDerived() bool {
+	if x != nil {
+		return x.Derived
+	}
+	return false
 }
 
 type ServiceEndpoints struct {
@@ -707,10 +735,12 @@ const file_controlplane_registrypb_registrar_proto_rawDesc = "" +
 	"\fservice_name\x18\x01 \x01(\tR\vserviceName\x12@\n" +
 	"\bprotocol\x18\x02 \x01(\x0e2$.aether.registry.v1.Service.ProtocolR\bprotocol\x12?\n" +
 	"\bendpoint\x18\x03 \x01(\v2#.aether.registry.v1.ServiceEndpointR\bendpoint\"\x1a\n" +
-	"\x18RegisterEndpointResponse\"P\n" +
+	"\x18RegisterEndpointResponse\"\x87\x01\n" +
 	"\x19UnregisterEndpointRequest\x12!\n" +
 	"\fservice_name\x18\x01 \x01(\tR\vserviceName\x12\x10\n" +
-	"\x03ips\x18\x02 \x03(\tR\x03ips\"\x1c\n" +
+	"\x03ips\x18\x02 \x03(\tR\x03ips\x12\x1c\n" +
+	"\tnode_name\x18\x88' \x01(\tR\bnodeName\x12\x17\n" +
+	"\x06stated\x18\x89' \x01(\x04R\x06stated\"\x1c\n" +
 	"\x1aUnregisterEndpointResponse\"\xd2\x01\n" +
 	"\x15WatchEndpointsRequest\x12!\n" +
 	"\fcluster_name\x18\x01 \x01(\tR\vclusterName\x12\x1b\n" +
@@ -737,10 +767,11 @@ const file_controlplane_registrypb_registrar_proto_rawDesc = "" +
 	"\x1aEVENT_TYPE_SERVICE_REMOVED\x10\a\"y\n" +
 	"\x17ListAllEndpointsRequest\x12@\n" +
 	"\bprotocol\x18\x01 \x01(\x0e2$.aether.registry.v1.Service.ProtocolR\bprotocol\x12\x1c\n" +
-	"\tnode_name\x18\x88' \x01(\tR\bnodeName\"\xf1\x01\n" +
+	"\tnode_name\x18\x88' \x01(\tR\bnodeName\"\x8c\x02\n" +
 	"\x18ListAllEndpointsResponse\x12W\n" +
 	"\bservices\x18\x01 \x03(\v2;.aether.registrar.v1.ListAllEndpointsResponse.ServicesEntryR\bservices\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\tR\aversion\x1ab\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x19\n" +
+	"\aderived\x18\x88' \x01(\bR\aderived\x1ab\n" +
 	"\rServicesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12;\n" +
 	"\x05value\x18\x02 \x01(\v2%.aether.registrar.v1.ServiceEndpointsR\x05value:\x028\x01\"U\n" +

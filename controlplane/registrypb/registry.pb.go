@@ -253,7 +253,11 @@ type ServiceEndpoint struct {
 	// Ports of `ports` that the pod serves over UDP as well as in their class.
 	UdpPorts []uint32 `protobuf:"varint,5001,rep,packed,name=udp_ports,json=udpPorts,proto3" json:"udp_ports,omitempty"`
 	// weight 0 is meant, and not left out: the endpoint takes no new work.
-	Weightless    bool `protobuf:"varint,5002,opt,name=weightless,proto3" json:"weightless,omitempty"`
+	Weightless bool `protobuf:"varint,5002,opt,name=weightless,proto3" json:"weightless,omitempty"`
+	// When the row's node said it: nanoseconds since 1970 by its own clock, and more each
+	// time that it says something. Of two statements of one node it tells the later; those
+	// of two nodes are not compared. 0: not said.
+	Stated        uint64 `protobuf:"varint,5003,opt,name=stated,proto3" json:"stated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -391,6 +395,13 @@ func (x *ServiceEndpoint) GetWeightless() bool {
 		return x.Weightless
 	}
 	return false
+}
+
+func (x *ServiceEndpoint) GetStated() uint64 {
+	if x != nil {
+		return x.Stated
+	}
+	return 0
 }
 
 // Service is a service with the rows of one class.
@@ -1319,7 +1330,7 @@ var File_controlplane_registrypb_registry_proto protoreflect.FileDescriptor
 
 const file_controlplane_registrypb_registry_proto_rawDesc = "" +
 	"\n" +
-	"&controlplane/registrypb/registry.proto\x12\x12aether.registry.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"\xb0\v\n" +
+	"&controlplane/registrypb/registry.proto\x12\x12aether.registry.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\"\xc9\v\n" +
 	"\x0fServiceEndpoint\x12\x0e\n" +
 	"\x02ip\x18\x01 \x01(\tR\x02ip\x12!\n" +
 	"\fcluster_name\x18\x02 \x01(\tR\vclusterName\x12\x12\n" +
@@ -1338,7 +1349,8 @@ const file_controlplane_registrypb_registry_proto_rawDesc = "" +
 	"\tudp_ports\x18\x89' \x03(\rR\budpPorts\x12\x1f\n" +
 	"\n" +
 	"weightless\x18\x8a' \x01(\bR\n" +
-	"weightless\x1a;\n" +
+	"weightless\x12\x17\n" +
+	"\x06stated\x18\x8b' \x01(\x04R\x06stated\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1ab\n" +

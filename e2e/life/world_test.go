@@ -252,7 +252,7 @@ func (c *cluster) Register(_ context.Context, service model.ServiceName, class r
 	return nil
 }
 
-func (c *cluster) Unregister(_ context.Context, service model.ServiceName, ip string) error {
+func (c *cluster) Unregister(_ context.Context, service model.ServiceName, ip string, _ registry.Statement) error {
 	if err := c.reached(); err != nil {
 		return err
 	}

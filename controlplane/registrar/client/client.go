@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"aether/controlplane/input"
+	"aether/controlplane/registrar/target"
 	"aether/controlplane/registry"
 	"aether/controlplane/registrypb"
 	"aether/dataplane/model"
@@ -54,7 +55,6 @@ const (
 	maxBatch    = 1024    // messages that are said to the Sink as one Batch
 	maxProblems = 256     // rows that are listed as problems
 	maxSpoken   = 4096    // bad rows that are remembered as spoken of
-	maxAddrs    = 64      // addresses of registrars that are tried
 )
 
 // Config of a Client.
@@ -138,7 +138,7 @@ func New(cfg Config) (*Client, error) {
 		return nil, errors.New("registrar client: cluster, node, trust domain and sink are required")
 	}
 	for _, t := range cfg.Targets {
-		if _, _, err := splitTarget(t); err != nil {
+		if err := target.Check(t); err != nil {
 			return nil, err
 		}
 	}
@@ -154,7 +154,7 @@ func New(cfg Config) (*Client, error) {
 		c.cfg.Dial = c.dial
 	}
 	if cfg.Resolve == nil {
-		c.cfg.Resolve = lookup
+		c.cfg.Resolve = target.DNS
 	}
 	c.demand.init(c)
 	return c, nil
@@ -284,7 +284,7 @@ func (f *follower) next(ctx context.Context) (string, error) {
 	if f.turn >= len(f.addrs) {
 		ctx, cancel := context.WithTimeout(ctx, connectTime)
 		defer cancel()
-		addrs, err := f.c.resolve(ctx)
+		addrs, err := target.Resolve(ctx, f.c.cfg.Targets, f.c.cfg.Resolve)
 		if err != nil {
 			return "", err
 		}
@@ -319,7 +319,9 @@ func (f *follower) follow(ctx context.Context, addr string) error {
 	f.laterOn = false
 	last := ""
 	want := c.demand.wanted()
-	if f.resumable && want.equal(f.scope) { // else rows that are missing would be taken for none
+	// Else rows that are missing would be taken for none; a version that only counts may be
+	// another registrar's, or another life's, for something else.
+	if f.resumable && want.equal(f.scope) && registry.NamesContents(f.version) {
 		last = f.version
 	}
 	f.changed = time.Now()

@@ -517,3 +517,32 @@ func TestSeveralClasses(t *testing.T) {
 		count(0)
 	})
 }
+
+// TestCountedVersions: registrars that count their versions, as upstream's, can come to the same number with
+// other contents: such a version is not asked to be gone on from, wherever.
+func TestCountedVersions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet("10.0.0.1:8443")
+		f.counts = true
+		f.add("shop/cart", pod("10.0.0.1", healthy, false))
+		n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443", "10.0.0.2:8443"}, Dial: f.dial, Whole: true})
+		defer n.end()
+		pass(time.Minute)
+		f.kill("10.0.0.1:8443", errKilled)
+		f.add("shop/cart", pod("10.0.0.2", healthy, false))
+		f.put(place{"shop/cart", registrypb.Service_PROTOCOL_HTTP, "10.0.0.1"}, nil)
+		f.start("10.0.0.2:8443")
+		pass(time.Minute)
+		n.agrees(t, f, everything)
+		f.kill("10.0.0.2:8443", errKilled)
+		f.add("shop/cart", pod("10.0.0.3", healthy, false))
+		f.start("10.0.0.2:8443") // the same address, another life
+		pass(2 * time.Minute)
+		n.agrees(t, f, everything)
+		for i, q := range f.requests() {
+			if q.GetLastVersion() != "" {
+				t.Errorf("request %d goes on from %q", i, q.GetLastVersion())
+			}
+		}
+	})
+}

@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -59,58 +56,6 @@ func (c *Client) dial(_ context.Context, addr string) (registrypb.RegistrarServi
 		return nil, nil, fmt.Errorf("dial: %w", err)
 	}
 	return registrypb.NewRegistrarServiceClient(conn), conn, nil
-}
-
-// splitTarget reads "host:port".
-func splitTarget(t string) (host, port string, err error) {
-	host, port, err = net.SplitHostPort(t)
-	if err == nil {
-		if n, perr := strconv.ParseUint(port, 10, 16); host == "" || perr != nil || n == 0 {
-			err = errors.New("no host or no port")
-		}
-	}
-	if err != nil {
-		return "", "", fmt.Errorf("registrar %q: write <host>:<port>, such as aether-registrar.aether-system:8443", t)
-	}
-	return host, port, nil
-}
-
-func lookup(ctx context.Context, host string) ([]string, error) {
-	return net.DefaultResolver.LookupHost(ctx, host)
-}
-
-// resolve is where registrars are, in an order that differs from node to node. An
-// error: nowhere is known.
-func (c *Client) resolve(ctx context.Context) ([]string, error) {
-	var out []string
-	var errs []error
-	for _, t := range c.cfg.Targets {
-		host, port, err := splitTarget(t)
-		if err != nil {
-			return nil, err
-		}
-		if net.ParseIP(host) != nil {
-			out = append(out, net.JoinHostPort(host, port))
-			continue
-		}
-		ips, err := c.cfg.Resolve(ctx, host)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("registrar %s: %w", t, err))
-		}
-		for _, ip := range ips {
-			out = append(out, net.JoinHostPort(ip, port))
-		}
-	}
-	slices.Sort(out)
-	out = slices.Compact(out)
-	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
-	if len(out) == 0 {
-		if len(errs) == 0 {
-			errs = append(errs, fmt.Errorf("registrar %s: the name has no address", strings.Join(c.cfg.Targets, ", ")))
-		}
-		return nil, errors.Join(errs...)
-	}
-	return out[:min(len(out), maxAddrs)], nil
 }
 
 // TLS is mTLS to a registrar: svid, asked at each handshake, is who this node is (nil:

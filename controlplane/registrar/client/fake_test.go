@@ -45,6 +45,7 @@ type fleet struct {
 	more    bool   // events of kinds that do not exist yet, among the others
 	silent  bool   // nothing of the catalog where there is no snapshot
 	naked   bool   // no snapshot for whoever has another version
+	counts  bool   // versions are numbers that registrars count, and all have come to the same
 	refuses error  // what streams end with at once
 	strange uint32 // kinds that were sent
 }
@@ -95,7 +96,13 @@ func (r *replica) cut(err error) {
 	clear(r.streams)
 }
 
-func (r *replica) versionLocked() string { return fmt.Sprintf("%d-%d", r.epoch, r.f.version) }
+// versionLocked names what there is as our registrar's does: 128 bits, in hexadecimal.
+func (r *replica) versionLocked() string {
+	if r.f.counts {
+		return "57"
+	}
+	return fmt.Sprintf("%016x%016x", r.epoch, r.f.version)
+}
 
 // dial is client.Config.Dial.
 func (f *fleet) dial(_ context.Context, addr string) (registrypb.RegistrarServiceClient, io.Closer, error) {

@@ -16,7 +16,7 @@ import (
 // served are the rows of a service. What the Sink has been given of it does not
 // change: the next change makes another one.
 type served struct {
-	rows  []model.Endpoint // ascending by address; more than one of an address while they differ
+	rows  []model.Endpoint // ascending by address; more than one of an address while they differ, and of several clusters
 	under []uint8          // of each, the classes that it is registered under, as bits
 	given bool             // the Sink has it
 }
@@ -30,11 +30,24 @@ func (s *served) at(ip netip.Addr) (int, bool) {
 	return slices.BinarySearchFunc(s.rows, ip, func(e model.Endpoint, ip netip.Addr) int { return e.IP.Compare(ip) })
 }
 
-// drop takes what stands at ip under the classes; it reports whether that was anything.
-func (s *served) drop(ip netip.Addr, classes uint8) (changed bool) {
+// cluster is the name to drop a row by of which cluster's name is said: two clusters may
+// have pods of one address. Empty, which is any: none is said, or none of that name is there.
+func (s *served) cluster(ip netip.Addr, name string) string {
+	i, _ := s.at(ip)
+	for ; i < len(s.rows) && s.rows[i].IP == ip; i++ {
+		if s.rows[i].Cluster == name {
+			return name
+		}
+	}
+	return ""
+}
+
+// drop takes what a cluster (empty: any) has at ip under the classes; it reports whether
+// that was anything.
+func (s *served) drop(ip netip.Addr, cluster string, classes uint8) (changed bool) {
 	i, _ := s.at(ip)
 	for i < len(s.rows) && s.rows[i].IP == ip {
-		if s.under[i]&classes == 0 {
+		if s.under[i]&classes == 0 || cluster != "" && s.rows[i].Cluster != cluster {
 			i++
 			continue
 		}
@@ -49,7 +62,7 @@ func (s *served) drop(ip netip.Addr, classes uint8) (changed bool) {
 	return changed
 }
 
-// put makes e what stands at its address under the classes.
+// put makes e what its cluster has at its address under the classes.
 func (s *served) put(e model.Endpoint, classes uint8) (changed bool) {
 	like := func() int {
 		i, _ := s.at(e.IP)
@@ -63,7 +76,7 @@ func (s *served) put(e model.Endpoint, classes uint8) (changed bool) {
 	if i := like(); i >= 0 && s.under[i]&classes == classes {
 		return false
 	}
-	changed = s.drop(e.IP, classes)
+	changed = s.drop(e.IP, e.Cluster, classes)
 	if i := like(); i >= 0 {
 		s.under[i] |= classes
 		return changed
@@ -116,12 +129,14 @@ type known struct {
 	problems map[string]model.Problem // what the Sink has as problems
 	judged   bool                     // they may have changed
 	strange  map[int32]bool           // kinds of events that have been spoken of
+	clashes  map[model.ServiceName]model.Problem
 }
 
 func newKnown(c *Client) *known {
 	return &known{
 		c: c, have: map[model.ServiceName]*served{}, bad: map[rowKey]model.Problem{}, said: names{}, dirty: names{}, renamed: names{},
 		spoken: map[rowKey]string{}, problems: map[string]model.Problem{}, strange: map[int32]bool{},
+		clashes: map[model.ServiceName]model.Problem{},
 	}
 }
 
@@ -142,7 +157,7 @@ func (k *known) put(w *watch, ev *registrypb.WatchEndpointsResponse) {
 	}
 	if f, why := registry.RowFault(row); f != registry.NoFault {
 		if ip, err := netip.ParseAddr(row.GetIp()); err == nil { // what stood there does not any more
-			k.drop(w, name, ip.Unmap(), bit(key.protocol))
+			k.drop(w, name, ip.Unmap(), row.GetClusterName(), bit(key.protocol))
 		}
 		k.fault(w, key, f, why)
 		return
@@ -185,15 +200,18 @@ func (k *known) remove(w *watch, ev *registrypb.WatchEndpointsResponse) {
 	if err != nil || err2 != nil || !w.covers(name) {
 		return
 	}
-	k.drop(w, name, ip.Unmap(), classes)
+	k.drop(w, name, ip.Unmap(), ev.GetEndpoint().GetClusterName(), classes)
 }
 
-func (k *known) drop(w *watch, name model.ServiceName, ip netip.Addr, classes uint8) {
+func (k *known) drop(w *watch, name model.ServiceName, ip netip.Addr, cluster string, classes uint8) {
 	if g := w.gather; g != nil {
 		if s := g.rows[name]; s != nil {
 			// Not in order yet, and rare: all are looked at.
+			if !slices.ContainsFunc(s.rows, func(e model.Endpoint) bool { return e.IP == ip && e.Cluster == cluster }) {
+				cluster = ""
+			}
 			for i := 0; i < len(s.rows); {
-				if s.rows[i].IP == ip && s.under[i]&^classes == 0 {
+				if s.rows[i].IP == ip && (cluster == "" || s.rows[i].Cluster == cluster) && s.under[i]&^classes == 0 {
 					s.rows = slices.Delete(s.rows, i, i+1)
 					s.under = slices.Delete(s.under, i, i+1)
 					continue
@@ -208,7 +226,8 @@ func (k *known) drop(w *watch, name model.ServiceName, ip netip.Addr, classes ui
 	} else if i, ok := s.at(ip); !ok || i >= len(s.rows) {
 		return
 	}
-	if k.own(name).drop(ip, classes) {
+	s := k.own(name)
+	if s.drop(ip, s.cluster(ip, cluster), classes) {
 		k.dirty.add(name)
 	}
 }
@@ -414,10 +433,13 @@ func (k *known) say(covers func(model.ServiceName) bool) {
 		s := k.have[n]
 		if s == nil {
 			b.Endpoints[n] = nil
+			k.clash(n, "")
 			continue
 		}
 		s.given = true
-		b.Endpoints[n] = slices.Clip(s.rows)
+		rows, clash := oneCluster(s.rows, k.c.cfg.Cluster)
+		k.clash(n, clash)
+		b.Endpoints[n] = slices.Clip(rows)
 		if len(s.rows) == 0 {
 			delete(k.have, n)
 		}
@@ -429,6 +451,9 @@ func (k *known) say(covers func(model.ServiceName) bool) {
 		}
 		if len(k.bad) >= maxProblems {
 			now["rows"] = model.Problem{Object: "registry", Reason: fmt.Sprintf("%d rows or more cannot be used, and the first are listed; aether_agent_registry_malformed_total counts all", maxProblems)}
+		}
+		for n, p := range k.clashes {
+			now["clash "+n.String()] = p
 		}
 		for key, p := range now {
 			if k.problems[key] != p {
@@ -452,6 +477,51 @@ func (k *known) say(covers func(model.ServiceName) bool) {
 	case !b.Empty():
 		k.c.cfg.Sink.Apply(b)
 	}
+}
+
+// clash notes what is to be told of addresses of a service that several clusters have.
+func (k *known) clash(n model.ServiceName, why string) {
+	was, is := k.clashes[n]
+	switch {
+	case why == "" && is:
+		delete(k.clashes, n)
+	case why == "" || why == was.Reason || !is && len(k.clashes) >= maxProblems:
+		return
+	default:
+		k.clashes[n] = model.Problem{Object: "Service " + n.String(), Reason: why}
+		k.c.log.Warn("rows not served", "service", n.String(), "reason", why)
+	}
+	k.judged = true
+}
+
+// oneCluster are the rows of which those are left out whose address another cluster's row
+// has as well: a node can reach one of them, and that is its own cluster's, if that has
+// one; else the first by name. why names one of those that are left out.
+func oneCluster(rows []model.Endpoint, own string) (out []model.Endpoint, why string) {
+	differ := func(i int) bool { return rows[i].IP == rows[i-1].IP && rows[i].Cluster != rows[i-1].Cluster }
+	i := 1
+	for ; i < len(rows) && !differ(i); i++ {
+	}
+	if i >= len(rows) {
+		return rows, ""
+	}
+	for from := 0; from < len(rows); {
+		to, keep := from, rows[from].Cluster
+		for ; to < len(rows) && rows[to].IP == rows[from].IP; to++ {
+			if c := rows[to].Cluster; c == own || keep != own && c < keep {
+				keep = c
+			}
+		}
+		for _, e := range rows[from:to] {
+			if e.Cluster == keep {
+				out = append(out, e)
+			} else if why == "" {
+				why = fmt.Sprintf("clusters %s and %s both have a pod at %s: %s's is served; give clusters that share a mesh addresses of their own", keep, e.Cluster, e.IP, keep)
+			}
+		}
+		from = to
+	}
+	return out, why
 }
 
 // maxInterned bounds what is kept to find equal values by; beyond, sharing starts anew.

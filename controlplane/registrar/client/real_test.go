@@ -4,15 +4,92 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 
 	"aether/controlplane/registrar/client"
 	"aether/controlplane/registrar/server"
 	"aether/controlplane/registrar/server/storetest"
+	"aether/controlplane/registry"
 	"aether/controlplane/registrypb"
 	"aether/dataplane/model"
 )
+
+// serve runs a registrar over store; addr may have port 0.
+func serve(t *testing.T, store *storetest.Store, addr string) (string, func()) {
+	t.Helper()
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	s := server.New(server.Config{Store: store, Region: "local", Cluster: "c1", Drain: -1})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := s.Run(ctx, ln); err != nil {
+			t.Error(err)
+		}
+	})
+	end := sync.OnceFunc(func() { stop(); wg.Wait() })
+	t.Cleanup(end)
+	return ln.Addr().String(), end
+}
+
+// TestTwoClusters: two clusters' pods of one address are two rows: each comes and goes by itself. Of what a node
+// can reach there one is told, its own cluster's or else the first by name, whether it heard of the others one by
+// one or found them all.
+func TestTwoClusters(t *testing.T) {
+	store := storetest.New("local", "c1")
+	of := func(cluster string, h registrypb.ServiceEndpoint_Health) []registry.Row {
+		e := storetest.Endpoint("10.0.0.1", "n1", map[uint32]registrypb.PortProtocol{
+			8080: registrypb.PortProtocol_PORT_PROTOCOL_HTTP, 9000: registrypb.PortProtocol_PORT_PROTOCOL_TCP})
+		e.ClusterName, e.Health = cluster, h
+		return storetest.Rows("local", cluster, name("shop/cart"), e)
+	}
+	gone := func(cluster string) (out []registry.Row) {
+		for _, r := range of(cluster, healthy) {
+			r.Endpoint = nil
+			out = append(out, r)
+		}
+		return out
+	}
+	addr, _ := serve(t, store, "127.0.0.1:0")
+	all := startNode(t, client.Config{Targets: []string{addr}, Whole: true})
+	defer all.end()
+	for i, step := range []struct {
+		set     []registry.Row
+		cluster string // whose row is told; empty: none
+		health  registrypb.ServiceEndpoint_Health
+		problem bool
+	}{
+		{of("west", healthy), "west", healthy, false},
+		{of("c1", draining), "c1", draining, true},
+		{of("east", healthy), "c1", draining, true},
+		{of("west", draining), "c1", draining, true},
+		{gone("c1"), "east", healthy, true},
+		{of("east", draining), "east", draining, true},
+		{gone("east"), "west", draining, false},
+		{gone("west"), "", 0, false},
+	} {
+		store.Set(step.set...)
+		fresh := startNode(t, client.Config{Targets: []string{addr}, Whole: true})
+		for who, n := range map[string]*node{"one that heard of all": all, "one that comes now": fresh} {
+			until(t, fmt.Sprintf("step %d, %s", i, who), func() bool {
+				rows := n.heard.of(name("shop/cart"))
+				n.heard.mu.Lock()
+				problems := len(n.heard.problems)
+				n.heard.mu.Unlock()
+				if step.cluster == "" {
+					return len(rows) == 0 && problems == 0 && n.heard.status().Connected
+				}
+				return len(rows) == 1 && strings.Contains(rows[0], "cluster="+step.cluster+" ") && strings.Contains(rows[0], fmt.Sprintf("health=%d ", step.health)) &&
+					(problems == 1) == step.problem
+			})
+		}
+		fresh.end()
+	}
+}
 
 // TestRealRegistrar: against the registrar itself, two replicas over one store: scope, cold names, a replica that
 // leaves, one that comes back at the same address.
@@ -27,25 +104,8 @@ func TestRealRegistrar(t *testing.T) {
 			set(fmt.Sprintf("shop/s%d", i), fmt.Sprintf("10.0.%d.%d", i, j+1))
 		}
 	}
-	serve := func(addr string) (string, func()) {
-		ln, err := net.Listen("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, stop := context.WithCancel(context.Background())
-		s := server.New(server.Config{Store: store, Region: "local", Cluster: "c1", Drain: -1})
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			if err := s.Run(ctx, ln); err != nil {
-				t.Error(err)
-			}
-		})
-		end := sync.OnceFunc(func() { stop(); wg.Wait() })
-		t.Cleanup(end)
-		return ln.Addr().String(), end
-	}
-	one, endOne := serve("127.0.0.1:0")
-	two, endTwo := serve("127.0.0.1:0")
+	one, endOne := serve(t, store, "127.0.0.1:0")
+	two, endTwo := serve(t, store, "127.0.0.1:0")
 	n := startNode(t, client.Config{Targets: []string{one, two}})
 	defer n.end()
 	whole := startNode(t, client.Config{Targets: []string{one, two}, Whole: true})
@@ -71,7 +131,7 @@ func TestRealRegistrar(t *testing.T) {
 		set("shop/s7", "10.9.9."+turn.addr[len(turn.addr)-1:])
 		before := len(n.heard.of(name("shop/s7")))
 		until(t, "a change over whoever is left", func() bool { return len(n.heard.of(name("shop/s7"))) >= min(before, 6) && n.heard.status().Connected })
-		_, end := serve(turn.addr)
+		_, end := serve(t, store, turn.addr)
 		defer end()
 	}
 	set("shop/new", "10.8.8.8")

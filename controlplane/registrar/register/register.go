@@ -14,9 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -26,6 +23,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"aether/controlplane/registrar/target"
 	"aether/controlplane/registry"
 	"aether/controlplane/registrypb"
 	"aether/dataplane/model"
@@ -36,7 +34,6 @@ const (
 	callTime   = 5 * time.Second // of a call, all that it tries included (contract 13.3)
 	listTime   = 20 * time.Second
 	maxTries   = 3        // registrars a call
-	maxAddrs   = 64       // addresses of registrars
 	maxList    = 64 << 20 // bytes of a listing: registrars that do not know node_name send all
 	connectFor = 2 * time.Second
 )
@@ -78,12 +75,12 @@ func New(cfg Config) (*Caller, error) {
 		return nil, errors.New("register: no registrar is named")
 	}
 	for _, t := range cfg.Targets {
-		if host, port, err := net.SplitHostPort(t); err != nil || host == "" || port == "" {
-			return nil, fmt.Errorf("registrar %q: write <host>:<port>, such as aether-registrar.aether-system:8443", t)
+		if err := target.Check(t); err != nil {
+			return nil, err
 		}
 	}
 	if cfg.Resolve == nil {
-		cfg.Resolve = net.DefaultResolver.LookupHost
+		cfg.Resolve = target.DNS
 	}
 	c := &Caller{cfg: cfg}
 	if cfg.Dial == nil {
@@ -126,26 +123,35 @@ func (c *Caller) Register(ctx context.Context, service model.ServiceName, class 
 	})
 }
 
-// Unregister takes an address from every class of the service.
-func (c *Caller) Unregister(ctx context.Context, service model.ServiceName, ip string) error {
+// Unregister takes an address from every class of the service, unless by is no longer
+// what holds (registry.Statement.Keeps).
+func (c *Caller) Unregister(ctx context.Context, service model.ServiceName, ip string, by registry.Statement) error {
 	return c.call(ctx, callTime, func(ctx context.Context, r registrypb.RegistrarServiceClient) error {
-		_, err := r.UnregisterEndpoint(ctx, &registrypb.UnregisterEndpointRequest{ServiceName: service.String(), Ips: []string{ip}})
+		_, err := r.UnregisterEndpoint(ctx, &registrypb.UnregisterEndpointRequest{
+			ServiceName: service.String(), Ips: []string{ip}, NodeName: by.Node, Stated: by.Stated,
+		})
 		return err
 	})
 }
 
-// OfNode are the rows whose node_name is node, as one registrar has them. Rows of a
-// service whose name cannot be read are left out: this node wrote none.
+// OfNode are the rows whose node_name is node, as one registrar has them, by the one text
+// of their address (registry.Address). Rows of a service whose name cannot be read are left
+// out: this node wrote none. registry.ErrDerived: there are none that this node wrote.
 func (c *Caller) OfNode(ctx context.Context, node string) ([]registry.Row, error) {
 	var rows []registry.Row
+	derived := false
 	err := c.call(ctx, listTime, func(ctx context.Context, r registrypb.RegistrarServiceClient) error {
-		rows = rows[:0] // of a registrar that then failed
+		rows, derived = rows[:0], false // of a registrar that then failed
 		for _, class := range []registrypb.Service_Protocol{
 			registrypb.Service_PROTOCOL_HTTP, registrypb.Service_PROTOCOL_TCP, registrypb.Service_PROTOCOL_UDP,
 		} {
 			res, err := r.ListAllEndpoints(ctx, &registrypb.ListAllEndpointsRequest{Protocol: class, NodeName: node})
 			if err != nil {
 				return fmt.Errorf("list %s: %w", class, err)
+			}
+			if res.GetDerived() {
+				derived = true
+				return nil
 			}
 			for name, list := range res.GetServices() {
 				service, err := registry.ParseService(name)
@@ -155,7 +161,7 @@ func (c *Caller) OfNode(ctx context.Context, node string) ([]registry.Row, error
 				for _, e := range list.GetEndpoints() {
 					if e.GetKubernetesMetadata().GetNodeName() == node {
 						rows = append(rows, registry.Row{
-							Region: e.GetLocality().GetRegion(), Cluster: e.GetClusterName(), Service: service, Protocol: class, IP: e.GetIp(), Endpoint: e,
+							Region: e.GetLocality().GetRegion(), Cluster: e.GetClusterName(), Service: service, Protocol: class, IP: registry.Address(e.GetIp()), Endpoint: e,
 						})
 					}
 				}
@@ -163,8 +169,11 @@ func (c *Caller) OfNode(ctx context.Context, node string) ([]registry.Row, error
 		}
 		return nil
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case derived:
+		return nil, registry.ErrDerived
 	}
 	return rows, nil
 }
@@ -219,7 +228,7 @@ func (c *Caller) take(ctx context.Context) (*conn, error) {
 	}
 	if len(c.next) == 0 {
 		c.mu.Unlock()
-		addrs, err := c.resolve(ctx)
+		addrs, err := target.Resolve(ctx, c.cfg.Targets, c.cfg.Resolve)
 		c.mu.Lock()
 		if err != nil {
 			return nil, err
@@ -262,34 +271,4 @@ func (c *Caller) leaveLocked(k *conn) {
 		_ = k.closer.Close() // of a connection that is of no use any more
 		k.closer = nil
 	}
-}
-
-// resolve is where registrars are, in an order that differs from node to node.
-func (c *Caller) resolve(ctx context.Context) ([]string, error) {
-	var out []string
-	var errs []error
-	for _, t := range c.cfg.Targets {
-		host, port, err := net.SplitHostPort(t)
-		if err != nil {
-			return nil, err
-		}
-		if net.ParseIP(host) != nil {
-			out = append(out, net.JoinHostPort(host, port))
-			continue
-		}
-		ips, err := c.cfg.Resolve(ctx, host)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("registrar %s: %w", t, err))
-		}
-		for _, ip := range ips {
-			out = append(out, net.JoinHostPort(ip, port))
-		}
-	}
-	slices.Sort(out)
-	out = slices.Compact(out)
-	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
-	if len(out) == 0 {
-		return nil, cmp.Or(errors.Join(errs...), errors.New("register: the names of the registrars have no address"))
-	}
-	return out[:min(len(out), maxAddrs)], nil
 }

@@ -2,6 +2,7 @@ package register
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"aether/controlplane/registry"
 	"aether/controlplane/registrypb"
 	"aether/dataplane/model"
 )
@@ -32,6 +34,8 @@ type registrar struct {
 	fails codes.Code // OK: it does not
 	hangs bool
 	old   bool // it does not know node_name
+	makes bool // its rows itself
+	by    registry.Statement
 }
 
 func serve(t *testing.T) *registrar {
@@ -86,6 +90,7 @@ func (r *registrar) UnregisterEndpoint(ctx context.Context, q *registrypb.Unregi
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.by = registry.Statement{Node: q.GetNodeName(), Stated: q.GetStated()}
 	for _, ip := range q.GetIps() {
 		maps.DeleteFunc(r.rows, func(k string, _ *registrypb.ServiceEndpoint) bool {
 			return strings.HasPrefix(k, q.GetServiceName()+" ") && strings.HasSuffix(k, " "+ip)
@@ -100,7 +105,7 @@ func (r *registrar) ListAllEndpoints(ctx context.Context, q *registrypb.ListAllE
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := &registrypb.ListAllEndpointsResponse{Services: map[string]*registrypb.ServiceEndpoints{}}
+	out := &registrypb.ListAllEndpointsResponse{Services: map[string]*registrypb.ServiceEndpoints{}, Derived: r.makes}
 	for k, e := range r.rows {
 		f := strings.Fields(k)
 		if f[1] != q.GetProtocol().String() || !r.old && q.GetNodeName() != e.GetKubernetesMetadata().GetNodeName() {
@@ -166,8 +171,11 @@ func TestCalls(t *testing.T) {
 			}
 		}
 	}
-	if err := c.Unregister(ctx, cart, "10.1.0.2"); err != nil {
+	if err := c.Unregister(ctx, cart, "10.1.0.2", registry.Statement{Node: "n1", Stated: 7}); err != nil {
 		t.Fatal(err)
+	}
+	if r.by != (registry.Statement{Node: "n1", Stated: 7}) {
+		t.Errorf("it is said by %v", r.by)
 	}
 	if !proto.Equal(r.rows["shop/cart PROTOCOL_HTTP 10.1.0.1"], row("10.1.0.1", "n1")) || len(r.rows) != 4 {
 		t.Errorf("%v", r.rows)
@@ -186,6 +194,10 @@ func TestCalls(t *testing.T) {
 		if len(got) != 2 || !strings.Contains(got[0], "10.1.0.1") || !strings.Contains(got[1], "PROTOCOL_TCP") {
 			t.Errorf("node_name known %t: %q, want two rows of 10.1.0.1", !old, got)
 		}
+	}
+	r.set(func() { r.makes = true })
+	if rows, err := c.OfNode(ctx, "n1"); !errors.Is(err, registry.ErrDerived) || rows != nil {
+		t.Errorf("of a registrar that makes its rows itself: %v, %v", rows, err)
 	}
 }
 
@@ -262,7 +274,7 @@ func TestTime(t *testing.T) {
 	a.hangs, b.hangs = true, true
 	c := caller(t, a, b)
 	start := time.Now()
-	if err := c.Unregister(t.Context(), cart, "10.1.0.1"); err == nil {
+	if err := c.Unregister(t.Context(), cart, "10.1.0.1", registry.Statement{Node: "n1", Stated: 7}); err == nil {
 		t.Error("no error")
 	}
 	if took := time.Since(start); took > callTime+2*time.Second {
@@ -271,7 +283,7 @@ func TestTime(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := c.Unregister(t.Context(), cart, "10.1.0.1"); err == nil {
+	if err := c.Unregister(t.Context(), cart, "10.1.0.1", registry.Statement{Node: "n1", Stated: 7}); err == nil {
 		t.Error("a closed one calls")
 	}
 }
@@ -286,7 +298,7 @@ func TestNew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Unregister(t.Context(), cart, "10.1.0.1"); err == nil || !strings.Contains(err.Error(), "no address") {
+	if err := c.Unregister(t.Context(), cart, "10.1.0.1", registry.Statement{Node: "n1", Stated: 7}); err == nil || !strings.Contains(err.Error(), "no address") {
 		t.Errorf("%v", err)
 	}
 }

@@ -13,6 +13,7 @@ type counters struct {
 	broadcasts, events, slow   telemetry.Counter // changes of rows; tellings of watchers; those cut off
 	writes, writeErrors        telemetry.Counter
 	dropped, full, unconfirmed telemetry.Counter
+	outdated                   telemetry.Counter
 	denied                     telemetry.Counter
 	refused                    map[registry.Fault]*telemetry.Counter
 }
@@ -62,9 +63,10 @@ func (s *Server) Register(m *telemetry.Metrics) {
 	gauge("aether_registrar_writebehind_pending", "Writes that the store has not shown yet.", func(st Status) int { return st.Pending })
 	m.Count("aether_registrar_writebehind_writes_total", "Writes that the store has taken.", &s.writes)
 	m.Count("aether_registrar_writebehind_errors_total", "Tries of a write that failed.", &s.writeErrors)
-	m.Count("aether_registrar_writebehind_dropped_total", "Writes given up: "+dropTime.String()+" without success, or owed at the end.", &s.dropped)
+	m.Count("aether_registrar_writebehind_dropped_total", "Writes given up: "+dropTime.String()+" without success while others were taken, or owed at the end.", &s.dropped)
 	m.Count("aether_registrar_writebehind_refused_total", "Registrations refused because too many writes wait.", &s.full)
 	m.Count("aether_registrar_writebehind_unconfirmed_total", "Writes that the store took and did not show.", &s.unconfirmed)
+	m.Count("aether_registrar_writebehind_outdated_total", "Registrations that were not written, because their node has said otherwise since.", &s.outdated)
 	m.Count("aether_registrar_denied_total", "Calls of peers that may not change rows.", &s.denied)
 	for why, n := range s.refused {
 		m.Count("aether_registrar_rows_refused_total", "Registrations refused, by what is wrong with the row.", n, "reason", string(why))

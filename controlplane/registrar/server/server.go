@@ -130,6 +130,7 @@ type Server struct {
 	pending  map[podKey]*pending              // writes that the store has not shown yet
 	ready    []podKey                         // of pending: to be written next
 	inflight int                              // writes under way
+	taken    uint64                           // writes that the store has taken
 	changed  map[chan<- struct{}]struct{}     // of Changed
 	storeErr error                            // why the store is not heard; nil: it is
 	storeAt  time.Time                        // when it was heard last
@@ -335,6 +336,9 @@ func (s *Server) heard(c registry.Change) {
 			continue
 		}
 		if p.seen = p.seen || same(p.stored, p.rows); p.shown() {
+			s.releaseLocked(k, p)
+		} else if p.overtaken() { // it came to another replica, which was faster
+			s.outdated.Inc()
 			s.releaseLocked(k, p)
 		}
 	}
@@ -669,7 +673,7 @@ func (s *Server) ListAllEndpoints(ctx context.Context, req *registrypb.ListAllEn
 			all[name] = sv.rows
 		}
 	}
-	out := &registrypb.ListAllEndpointsResponse{Version: s.seenLocked(true, nil).String()}
+	out := &registrypb.ListAllEndpointsResponse{Version: s.seenLocked(true, nil).String(), Derived: s.cfg.Derived}
 	s.mu.Unlock()
 	// Rows are encoded already, so the map is written as it stands on the wire: an
 	// entry a service, of its name and a ServiceEndpoints.
@@ -756,7 +760,9 @@ func (s *Server) RegisterEndpoint(ctx context.Context, req *registrypb.RegisterE
 	return &registrypb.RegisterEndpointResponse{}, nil
 }
 
-// UnregisterEndpoint is contract 9.7: it takes the addresses from every class.
+// UnregisterEndpoint is contract 9.7: it takes the addresses, however they are spelled,
+// from every class. Where it says whose word it is, what that node has said later and what
+// is another node's stays (decision 032).
 func (s *Server) UnregisterEndpoint(ctx context.Context, req *registrypb.UnregisterEndpointRequest) (*registrypb.UnregisterEndpointResponse, error) {
 	if err := s.mayWrite(ctx); err != nil {
 		return nil, err
@@ -776,7 +782,9 @@ func (s *Server) UnregisterEndpoint(ctx context.Context, req *registrypb.Unregis
 	if s.cfg.Derived {
 		return &registrypb.UnregisterEndpointResponse{}, nil
 	}
-	if err := s.unregister(service, req.GetIps()); err != nil {
+	if err := s.unregister(service, req.GetIps(), registry.StatementOf(&registrypb.ServiceEndpoint{
+		KubernetesMetadata: &registrypb.ServiceEndpoint_KubernetesMetadata{NodeName: req.GetNodeName()}, Stated: req.GetStated(),
+	})); err != nil {
 		return nil, err
 	}
 	return &registrypb.UnregisterEndpointResponse{}, nil

@@ -533,6 +533,9 @@ func TestDerived(t *testing.T) {
 	if attempts, _ := store.Writes(); attempts > 0 {
 		t.Errorf("%d writes reached the store", attempts)
 	}
+	if l, err := c.ListAllEndpoints(t.Context(), &registrypb.ListAllEndpointsRequest{NodeName: "node-a"}); err != nil || !l.GetDerived() {
+		t.Errorf("a node is not told that its rows are not what it registered: %v, %v", l, err)
+	}
 }
 
 // TestShield: until the store shows what was written, what it says of that pod is not
@@ -732,7 +735,8 @@ func TestLaggingWatch(t *testing.T) {
 }
 
 // TestBackoff: a write that fails is tried again after 1 s and up to 30 s, is done once
-// the store takes it, and given up after 5 min: then the store's view holds.
+// the store takes it, and given up after 5 min in which others are taken: then the store's
+// view holds.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.New("local", "local")
@@ -769,21 +773,25 @@ func TestBackoff(t *testing.T) {
 			t.Errorf("not written once the store takes it: %v", store.All())
 		}
 
-		store.FailWrites(errors.New("no leader"))
+		store.FailWritesOf("10.0.0.1", errors.New("too large"))
 		unregister(t, c, cart, "10.0.0.1")
 		n.until("the removal", func() bool { return len(n.rows) == 1 })
-		time.Sleep(dropTime - time.Second)
-		synctest.Wait()
+		others := func(d time.Duration) { // others are taken meanwhile
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
+				register(t, c, pay, storetest.HTTP("10.0.9.9", "node-a"))
+			}
+			synctest.Wait()
+		}
+		others(dropTime - time.Second)
 		if r.dropped.Value() != 0 || r.Status().Pending != 1 {
 			t.Error("given up too early")
 		}
-		time.Sleep(maxBackoff)
-		synctest.Wait()
+		others(maxBackoff)
 		if r.dropped.Value() != 1 || r.Status().Pending != 0 {
 			t.Errorf("%d given up, %d pending, want 1 and 0", r.dropped.Value(), r.Status().Pending)
 		}
-		n.until("the store's view", func() bool { return len(n.rows) == 2 })
-		n.wants(store.All(), nil)
+		n.until("the store's view", func() bool { return len(n.rows) == 2 && n.catalog["shop/pay"] })
+		n.wants(store.All(), []string{"shop/cart"})
 	})
 }
 
@@ -795,19 +803,23 @@ func TestSaidAgain(t *testing.T) {
 		r := start(t, Config{Store: store})
 		defer r.stop()
 		c := r.dial()
-		store.FailWrites(errors.New("no leader"))
-		for range 2 {
-			register(t, c, cart, storetest.HTTP("10.0.0.1", "node-a"))
-			time.Sleep(dropTime - time.Minute) // virtual
+		store.FailWritesOf("10.0.0.1", errors.New("too large"))
+		others := func(d time.Duration) { // others are taken meanwhile
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) { // virtual
+				register(t, c, pay, storetest.HTTP("10.0.9.9", "node-a"))
+			}
 			synctest.Wait()
 		}
-		if st := r.Status(); st.Rows != 1 || st.Pending != 1 || r.dropped.Value() != 0 {
-			t.Errorf("%d rows, %d pending, %d given up, want 1, 1 and 0", st.Rows, st.Pending, r.dropped.Value())
+		for range 2 {
+			register(t, c, cart, storetest.HTTP("10.0.0.1", "node-a"))
+			others(dropTime - time.Minute)
 		}
-		time.Sleep(dropTime)
-		synctest.Wait()
-		if st := r.Status(); st.Rows != 0 || r.dropped.Value() != 1 {
-			t.Errorf("%d rows, %d given up, want 0 and 1", st.Rows, r.dropped.Value())
+		if st := r.Status(); st.Rows != 2 || st.Pending != 1 || r.dropped.Value() != 0 {
+			t.Errorf("%d rows, %d pending, %d given up, want 2, 1 and 0", st.Rows, st.Pending, r.dropped.Value())
+		}
+		others(dropTime)
+		if st := r.Status(); st.Rows != 1 || r.dropped.Value() != 1 {
+			t.Errorf("%d rows, %d given up, want 1 and 1", st.Rows, r.dropped.Value())
 		}
 	})
 }
@@ -849,7 +861,7 @@ func TestTooManyWrites(t *testing.T) {
 	if err := add(most, registrypb.ServiceEndpoint_UNHEALTHY); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("one too many: %v", err)
 	}
-	if err := r.unregister(cart, []string{"10.200.0.1"}); status.Code(err) != codes.ResourceExhausted {
+	if err := r.unregister(cart, []string{"10.200.0.1"}, registry.Statement{}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a removal too many: %v", err)
 	}
 	if err := add(7, registrypb.ServiceEndpoint_HEALTHY); err != nil {

@@ -8,9 +8,12 @@ import (
 	"maps"
 	"math/bits"
 	"slices"
+	"strings"
 	"unique"
 
 	"google.golang.org/grpc/mem"
+
+	"aether/controlplane/registry"
 )
 
 // rowKey is where a row of a service stands.
@@ -31,7 +34,11 @@ type row struct {
 	endpoint []byte     // of body: the endpoint alone
 	sum      digest     // of all that it says
 	node     string     // of the pod; empty: not said
+	stated   uint64     // when that node said it; 0: not said
 }
+
+// said is who said what the row says, and when.
+func (r *row) said() registry.Statement { return registry.Statement{Node: r.node, Stated: r.stated} }
 
 // change is a row that is there now, or, if row is nil, is not any more.
 type change struct {
@@ -222,6 +229,18 @@ func pod(rows []*row, region, cluster, ip string) (from, to int) {
 func withPod(rows []*row, region, cluster, ip string, by []*row) []*row {
 	from, to := pod(rows, region, cluster, ip)
 	return slices.Concat(rows[:from], by, rows[to:])
+}
+
+// written are the other texts under which a partition has an address: whoever wrote them
+// spelled it otherwise.
+func written(rows []*row, region, cluster, ip string) (others []string) {
+	for _, r := range rows {
+		// Of IPv4 there is one text, but for its forms in IPv6.
+		if r.ip != ip && strings.Contains(r.ip, ":") && r.region == region && r.cluster == cluster && registry.Address(r.ip) == ip && !slices.Contains(others, r.ip) {
+			others = append(others, r.ip)
+		}
+	}
+	return others
 }
 
 // same reports whether two lists of rows say the same.

@@ -78,8 +78,10 @@ type watcher struct {
 	total *atomic.Int64 // of all watchers' queues
 	max   int           // events that may wait
 
-	// sent counts messages, for whoever looks whether it stands still.
+	// sent counts messages, for whoever looks whether it stands still; busy: one is being
+	// sent, or there are more that have left the queue.
 	sent atomic.Uint64
+	busy atomic.Bool
 
 	mu    sync.Mutex
 	why   *status.Status // guarded by mu, as all below; nil: the watch goes on
@@ -181,13 +183,13 @@ func (w *watcher) take(buf []event) (events []event, version string) {
 	return events, w.sum.String()
 }
 
-// stalled reports whether nothing has been sent since since although something
-// waits. One goroutine calls it.
+// stalled reports whether nothing has been sent for stallTime although something
+// waits, or is being sent, as the first snapshot. One goroutine calls it.
 func (w *watcher) stalled(now time.Time) bool {
 	sent := w.sent.Load()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if sent != w.sentThen || len(w.queue) == 0 || w.sinceAt.IsZero() {
+	if sent != w.sentThen || len(w.queue) == 0 && !w.busy.Load() || w.sinceAt.IsZero() {
 		w.sentThen, w.sinceAt = sent, now
 		return false
 	}
@@ -208,6 +210,7 @@ type sender interface{ SendMsg(m any) error }
 // send tells what there was when the watcher came, and then what changes, until the
 // stream ends.
 func (w *watcher) send(to sender, begin *first) error {
+	w.busy.Store(true)
 	var f frame
 	say := func(h, body, version mem.Buffer) error {
 		f.parts = [3]mem.Buffer{h, body, version}
@@ -257,10 +260,12 @@ func (w *watcher) send(to sender, begin *first) error {
 			}
 			continue
 		}
+		w.busy.Store(false)
 		select {
 		case <-w.wake:
 		case <-w.ended:
 			return nil
 		}
+		w.busy.Store(true)
 	}
 }

@@ -130,7 +130,9 @@ func encodeIn(service, region, cluster string, p protocol, ip string, e *registr
 	if err != nil {
 		return nil, err
 	}
-	out := &row{rowKey: rowKey{ip, intern(region), intern(cluster), p}, body: mem.SliceBuffer(b), endpoint: b[at:], node: intern(e.GetKubernetesMetadata().GetNodeName())}
+	out := &row{rowKey: rowKey{ip, intern(region), intern(cluster), p}, body: mem.SliceBuffer(b), endpoint: b[at:]}
+	said := registry.StatementOf(e)
+	out.node, out.stated = intern(e.GetKubernetesMetadata().GetNodeName()), said.Stated
 	out.sum = sumOf(service, out.region, out.cluster, out.protocol.String(), out.ip, string(out.endpoint))
 	return out, nil
 }

@@ -2,7 +2,9 @@ package server
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -29,8 +31,10 @@ const (
 	// minBackoff and maxBackoff are between two tries of one write.
 	minBackoff = time.Second
 	maxBackoff = 30 * time.Second
-	// dropTime: a write that has not succeeded for so long is given up.
-	dropTime = 5 * time.Minute
+	// dropTime: a write that has not succeeded for so long is given up, if the store has
+	// taken others' before dropTries of its tries: a store that takes nothing refuses none.
+	dropTime  = 5 * time.Minute
+	dropTries = 3
 	// confirmTime is how long after a write the store may take to show it while it is
 	// followed; then what it shows is believed, once its watch has come so far: somebody
 	// else has written since, or there was nothing to remove.
@@ -46,6 +50,7 @@ type podKey struct{ service, ip string }
 type pending struct {
 	name     model.ServiceName
 	endpoint *registrypb.ServiceEndpoint // nil: it is to be removed
+	said     registry.Statement          // who wants it
 	rows     []*row                      // what the snapshot says of the pod meanwhile; nil: nothing
 	stored   []*row                      // what the store says of it
 
@@ -58,6 +63,10 @@ type pending struct {
 	written time.Time         // when endpoint was written; zero: it has not been
 	at      registry.Position // of that, where the Store is registry.Positioned
 	seen    bool              // the store has said of the pod just this since that write began
+	late    bool              // it was not written: what the store has was said later
+
+	passed int    // tries that failed after the store had taken another write since the one before
+	taken  uint64 // Server.taken at the last try that failed
 }
 
 // shown reports whether the store has shown what was written.
@@ -65,8 +74,20 @@ func (p *pending) shown() bool {
 	return !p.written.IsZero() && p.seen
 }
 
+// overtaken reports whether the store has what was said later: then this is written no more.
+func (p *pending) overtaken() bool { return stays(p.stored, p.said, p.endpoint == nil) }
+
+// stays reports whether one of a pod's rows stays, whatever by has to say of the pod.
+func stays(rows []*row, by registry.Statement, removal bool) bool {
+	return slices.ContainsFunc(rows, func(r *row) bool {
+		return r.said().Outdates(by) || removal && r.said().Keeps(by)
+	})
+}
+
 func (s *Server) register(service model.ServiceName, e *registrypb.ServiceEndpoint) error {
 	e = proto.CloneOf(e) // gRPC's message is nobody else's, but a caller in process has its own
+	e.Ip = registry.Address(e.GetIp())
+	said := registry.StatementOf(e)
 	var rows []*row
 	for _, p := range registry.Protocols(e) {
 		r, err := encodeIn(service.String(), s.cfg.Region, s.cfg.Cluster, p, e.GetIp(), e)
@@ -77,23 +98,54 @@ func (s *Server) register(service model.ServiceName, e *registrypb.ServiceEndpoi
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.roomLocked(service, e.GetIp()) {
+	if s.outdatedLocked(podKey{service.String(), e.GetIp()}, said, false) {
+		s.outdated.Inc()
+		return nil // its node knows better by now
+	}
+	others := written(s.state.rowsOf(service.String()), s.cfg.Region, s.cfg.Cluster, e.GetIp())
+	if !s.roomLocked(service, append(others, e.GetIp())...) {
 		return s.errFull()
 	}
-	s.enqueueLocked(service, e.GetIp(), e, rows)
+	for _, ip := range others { // the address has one row
+		s.enqueueLocked(service, ip, nil, nil, registry.Statement{})
+	}
+	s.enqueueLocked(service, e.GetIp(), e, rows, said)
 	return nil
 }
 
-func (s *Server) unregister(service model.ServiceName, ips []string) error {
+// unregister takes addresses out, however they are spelled.
+func (s *Server) unregister(service model.ServiceName, ips []string, by registry.Statement) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.roomLocked(service, ips...) {
+	now := s.state.rowsOf(service.String())
+	var all []string
+	for _, ip := range ips {
+		ip = registry.Address(ip)
+		all = append(append(all, ip), written(now, s.cfg.Region, s.cfg.Cluster, ip)...)
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	if !s.roomLocked(service, all...) {
 		return s.errFull()
 	}
-	for _, ip := range ips {
-		s.enqueueLocked(service, ip, nil, nil)
+	for _, ip := range all {
+		if s.outdatedLocked(podKey{service.String(), ip}, by, true) {
+			s.outdated.Inc()
+			continue
+		}
+		s.enqueueLocked(service, ip, nil, nil, by)
 	}
 	return nil
+}
+
+// outdatedLocked reports whether what is known of a pod was said later than by.
+func (s *Server) outdatedLocked(k podKey, by registry.Statement, removal bool) bool {
+	if p := s.pending[k]; p != nil && p.said.Outdates(by) {
+		return true
+	}
+	now := s.state.rowsOf(k.service)
+	from, to := pod(now, s.cfg.Region, s.cfg.Cluster, k.ip)
+	return stays(now[from:to], by, removal)
 }
 
 // roomLocked reports whether writes of all of these may wait.
@@ -113,7 +165,7 @@ func (s *Server) errFull() error {
 }
 
 // enqueueLocked puts rows into the snapshot at once, and the write on its way.
-func (s *Server) enqueueLocked(service model.ServiceName, ip string, e *registrypb.ServiceEndpoint, rows []*row) {
+func (s *Server) enqueueLocked(service model.ServiceName, ip string, e *registrypb.ServiceEndpoint, rows []*row, said registry.Statement) {
 	k := podKey{service.String(), ip}
 	now := s.state.rowsOf(k.service)
 	p := s.pending[k]
@@ -123,11 +175,13 @@ func (s *Server) enqueueLocked(service model.ServiceName, ip string, e *registry
 		s.pending[k] = p
 	} else if p.written.IsZero() && (p.endpoint == nil) == (e == nil) && same(p.rows, rows) {
 		p.since = time.Now() // it is on its way, and whoever wants it does so still
+		p.passed, p.said = 0, said
 		return
 	}
-	p.endpoint, p.rows = e, rows
+	p.endpoint, p.rows, p.said = e, rows, said
 	p.gen++
 	p.since, p.due, p.backoff, p.written = time.Now(), time.Time{}, 0, time.Time{}
+	p.late, p.passed, p.taken = false, 0, s.taken
 	s.readyLocked(k, p)
 	s.setLocked(k.service, withPod(now, s.cfg.Region, s.cfg.Cluster, ip, rows))
 }
@@ -180,13 +234,15 @@ func (s *Server) sweep(now time.Time) {
 		switch {
 		case p.writing:
 		case !p.written.IsZero():
-			if now.Sub(p.written) >= s.confirmTime && s.storeErr == nil && s.comeSoFar(p) {
-				s.unconfirmed.Inc()
+			if (p.late || now.Sub(p.written) >= s.confirmTime) && s.storeErr == nil && s.comeSoFar(p) {
+				if !p.late {
+					s.unconfirmed.Inc()
+				}
 				s.releaseLocked(k, p)
 			}
-		case now.Sub(p.since) >= dropTime:
+		case p.passed >= dropTries && now.Sub(p.since) >= dropTime:
 			s.dropped.Inc()
-			s.quiet.Warn("drop", "a registration was not taken by the store for "+dropTime.String()+" and is given up: the node registers again", "service", k.service, "ip", k.ip)
+			s.quiet.Warn("drop", "a registration was not taken by the store for "+dropTime.String()+", which takes others, and is given up: the node registers again", "service", k.service, "ip", k.ip)
 			s.releaseLocked(k, p)
 		case !p.queued && !now.Before(p.due):
 			s.readyLocked(k, p)
@@ -214,7 +270,7 @@ func (s *Server) startWrites(ctx context.Context) {
 		}
 		p.queued, p.writing, p.seen = false, true, false
 		s.inflight++
-		e, gen := p.endpoint, p.gen
+		e, gen, said := p.endpoint, p.gen, p.said
 		s.writers.Go(func() {
 			ctx, stop := context.WithTimeout(ctx, writeTime)
 			defer stop()
@@ -222,7 +278,7 @@ func (s *Server) startWrites(ctx context.Context) {
 			if e != nil {
 				err = s.cfg.Store.Put(ctx, p.name, e)
 			} else {
-				err = s.cfg.Store.Delete(ctx, p.name, k.ip)
+				err = s.cfg.Store.Delete(ctx, p.name, k.ip, said)
 			}
 			s.wrote(k, p, gen, err)
 		})
@@ -231,22 +287,30 @@ func (s *Server) startWrites(ctx context.Context) {
 
 // wrote takes how a write ended.
 func (s *Server) wrote(k podKey, p *pending, gen uint64, err error) {
-	if err != nil {
+	late := errors.Is(err, registry.ErrOutdated)
+	switch {
+	case late:
+		s.outdated.Inc()
+	case err != nil:
 		s.writeErrors.Inc()
 		s.quiet.Warn("write", "the store does not take a registration: it is tried again", "service", k.service, "ip", k.ip, "err", err)
-	} else {
+	default:
 		s.writes.Inc()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.inflight--
 	p.writing = false
+	if err == nil {
+		s.taken++
+	}
 	now := time.Now()
 	switch {
+	case s.pending[k] != p: // overtaken meanwhile
 	case p.gen != gen:
 		s.readyLocked(k, p)
-	case err == nil:
-		p.written = now
+	case err == nil || late:
+		p.written, p.late = now, late
 		if st, ok := s.cfg.Store.(registry.Positioned); ok {
 			p.at = st.Position()
 		}
@@ -254,6 +318,10 @@ func (s *Server) wrote(k podKey, p *pending, gen uint64, err error) {
 			s.releaseLocked(k, p)
 		}
 	default:
+		if s.taken > p.taken {
+			p.passed++
+		}
+		p.taken = s.taken
 		p.backoff = min(max(2*p.backoff, minBackoff), maxBackoff)
 		p.due = now.Add(p.backoff - rand.N(p.backoff/4))
 	}

@@ -38,6 +38,7 @@ type Store struct {
 	rev      int
 	watches  map[*watch]bool
 	fail     error
+	failOf   string        // the address whose writes fail; empty: all
 	held     chan struct{} // closed by the release of HoldWrites; nil: writes are not held
 	lagging  bool
 	down     error
@@ -149,10 +150,13 @@ func (s *Store) Lag() (catchUp func()) {
 }
 
 // FailWrites makes Put and Delete fail with err; nil ends that.
-func (s *Store) FailWrites(err error) {
+func (s *Store) FailWrites(err error) { s.FailWritesOf("", err) }
+
+// FailWritesOf is FailWrites for the rows of one address.
+func (s *Store) FailWritesOf(ip string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fail = err
+	s.fail, s.failOf = err, ip
 }
 
 // HoldWrites makes Put and Delete wait, until the function it returns is called.
@@ -244,12 +248,13 @@ func (s *Store) next(w *watch) (c registry.Change, down error, ok bool) {
 // Put is registry.Store.
 func (s *Store) Put(ctx context.Context, service model.ServiceName, e *registrypb.ServiceEndpoint) error {
 	e = proto.CloneOf(e)
-	return s.write(ctx, service, e.GetIp(), Rows(s.region, s.cluster, service, e))
+	said := registry.StatementOf(e)
+	return s.write(ctx, service, e.GetIp(), Rows(s.region, s.cluster, service, e), func(there registry.Statement) bool { return there.Outdates(said) })
 }
 
 // Delete is registry.Store.
-func (s *Store) Delete(ctx context.Context, service model.ServiceName, ip string) error {
-	return s.write(ctx, service, ip, nil)
+func (s *Store) Delete(ctx context.Context, service model.ServiceName, ip string, by registry.Statement) error {
+	return s.write(ctx, service, ip, nil, func(there registry.Statement) bool { return there.Keeps(by) })
 }
 
 // Position is registry.Positioned's.
@@ -280,7 +285,7 @@ func (w *watch) first() int64 {
 	return n
 }
 
-func (s *Store) write(ctx context.Context, service model.ServiceName, ip string, rows []registry.Row) error {
+func (s *Store) write(ctx context.Context, service model.ServiceName, ip string, rows []registry.Row, late func(there registry.Statement) bool) error {
 	s.mu.Lock()
 	s.attempts++
 	held := s.held
@@ -294,11 +299,16 @@ func (s *Store) write(ctx context.Context, service model.ServiceName, ip string,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fail != nil {
+	if s.fail != nil && (s.failOf == "" || s.failOf == ip) {
 		return s.fail
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
+	}
+	for p := range registrypb.Service_Protocol_name {
+		if r, there := s.rows[key{s.region, s.cluster, service, registrypb.Service_Protocol(p), ip}]; there && late(registry.StatementOf(r.Endpoint)) {
+			return registry.ErrOutdated
+		}
 	}
 	set := map[key]bool{}
 	for _, r := range rows {

@@ -1,0 +1,263 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"aether/controlplane/registrar/server/storetest"
+	"aether/controlplane/registry"
+	"aether/controlplane/registrypb"
+	"aether/dataplane/model"
+)
+
+// away is a store whose writes one replica cannot reach while its watch goes on.
+type away struct {
+	*storetest.Store
+	is atomic.Bool
+}
+
+var errAway = errors.New("no route to the leader")
+
+func (a *away) Put(ctx context.Context, n model.ServiceName, e *registrypb.ServiceEndpoint) error {
+	if a.is.Load() {
+		return errAway
+	}
+	return a.Store.Put(ctx, n, e)
+}
+
+func (a *away) Delete(ctx context.Context, n model.ServiceName, ip string, by registry.Statement) error {
+	if a.is.Load() {
+		return errAway
+	}
+	return a.Store.Delete(ctx, n, ip, by)
+}
+
+// said is an HTTP row as a node states it.
+func said(ip, node string, at uint64, h registrypb.ServiceEndpoint_Health) *registrypb.ServiceEndpoint {
+	e := storetest.HTTP(ip, node)
+	e.Stated, e.Health = at, h
+	return e
+}
+
+func unsaid(t testing.TB, c registrypb.RegistrarServiceClient, ip, node string, at uint64) {
+	t.Helper()
+	if _, err := c.UnregisterEndpoint(t.Context(), &registrypb.UnregisterEndpointRequest{ServiceName: cart.String(), Ips: []string{ip}, NodeName: node, Stated: at}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLaterStatement is decision 032: what waits at one replica does not overwrite what
+// the node has said later through another one, whichever reaches the store first.
+func TestLaterStatement(t *testing.T) {
+	const healthy, draining = registrypb.ServiceEndpoint_HEALTHY, registrypb.ServiceEndpoint_DRAINING
+	const ip = "10.0.0.1"
+	type calls func(t testing.TB, c registrypb.RegistrarServiceClient)
+	says := func(node string, at uint64, h registrypb.ServiceEndpoint_Health) calls {
+		return func(t testing.TB, c registrypb.RegistrarServiceClient) { register(t, c, cart, said(ip, node, at, h)) }
+	}
+	goes := func(node string, at uint64) calls {
+		return func(t testing.TB, c registrypb.RegistrarServiceClient) { unsaid(t, c, ip, node, at) }
+	}
+	for _, tt := range []struct {
+		name        string
+		first, then calls // first waits at a replica that cannot write, then goes over the other
+		want        *registrypb.ServiceEndpoint
+	}{
+		{"a change", says("node-a", 2, healthy), says("node-a", 3, draining), said(ip, "node-a", 3, draining)},
+		{"a removal", goes("node-a", 2), says("node-a", 3, draining), said(ip, "node-a", 3, draining)},
+		{"a removal, and another node has the address", goes("node-a", 9), says("node-b", 3, healthy), said(ip, "node-b", 3, healthy)},
+		{"what another node said is no earlier", says("node-a", 2, draining), says("node-b", 3, healthy), said(ip, "node-a", 2, draining)},
+		{"whoever does not say when is written as it comes", says("node-a", 0, draining), says("node-a", 3, healthy), said(ip, "node-a", 0, draining)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, waits := range []bool{true, false} { // at the replica; or the late word is the call itself
+				synctest.Test(t, func(t *testing.T) {
+					store := storetest.New("local", "local")
+					store.Set(storetest.Rows("local", "local", cart, said(ip, "node-a", 1, healthy))...)
+					near, far := &away{Store: store}, &away{Store: store}
+					a, b := start(t, Config{Store: near}), start(t, Config{Store: far})
+					defer a.stop()
+					defer b.stop()
+					near.is.Store(true)
+					if waits {
+						tt.first(t, a.dial())
+						synctest.Wait()
+					}
+					tt.then(t, b.dial())
+					synctest.Wait()
+					if !waits {
+						tt.first(t, b.dial())
+					}
+					near.is.Store(false)
+					time.Sleep(maxBackoff + confirmTime) // virtual
+					synctest.Wait()
+					want := storetest.Rows("local", "local", cart, tt.want)
+					if got := store.All(); !slices.EqualFunc(got, want, func(a, b registry.Row) bool { return proto.Equal(a.Endpoint, b.Endpoint) }) {
+						t.Errorf("the store has\n%v\nwant\n%v", got, want)
+					}
+					for i, r := range []*replica{a, b} {
+						if !sameAs(r.Server, want) || r.Status().Pending != 0 {
+							t.Errorf("replica %d shows something else, with %d pending", i, r.Status().Pending)
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
+// TestOvertaken: a replica that hears what was said later believes it at once, though it
+// cannot write, and the write that is under way ends nothing that came after it.
+func TestOvertaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.New("local", "local")
+		r := start(t, Config{Store: store})
+		defer r.stop()
+		c := r.dial()
+		n := newNode(t).watch(c, of("shop/cart")).complete()
+		defer func() { n.cancel(); synctest.Wait() }()
+		release := store.HoldWrites()
+		register(t, c, cart, said("10.0.0.1", "node-a", 2, registrypb.ServiceEndpoint_HEALTHY))
+		synctest.Wait() // its write is under way
+		store.Set(storetest.Rows("local", "local", cart, said("10.0.0.1", "node-a", 3, registrypb.ServiceEndpoint_DRAINING))...)
+		n.until("the later word", func() bool { return strings.Contains(n.String(), "DRAINING") })
+		if p := r.Status().Pending; p != 0 {
+			t.Errorf("%d writes pending", p)
+		}
+		register(t, c, cart, said("10.0.0.1", "node-a", 4, registrypb.ServiceEndpoint_UNHEALTHY))
+		release()
+		n.until("the last word", func() bool { return strings.Contains(n.String(), "UNHEALTHY") })
+		time.Sleep(maxBackoff + confirmTime) // virtual
+		synctest.Wait()
+		n.wants(store.All(), nil)
+		if rows := store.All(); len(rows) != 1 || rows[0].Endpoint.GetStated() != 4 {
+			t.Errorf("the store has %v", rows)
+		}
+		if r.outdated.Value() == 0 || r.unconfirmed.Value() != 0 || r.Status().Pending != 0 {
+			t.Errorf("%d outdated, %d unconfirmed, %d pending", r.outdated.Value(), r.unconfirmed.Value(), r.Status().Pending)
+		}
+	})
+}
+
+// TestStoreAwayForHours: what was registered holds for as long as the store takes nothing,
+// and is written once it does.
+func TestStoreAwayForHours(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.New("local", "local")
+		store.Set(httpRows(cart, "10.0.0.1", "10.0.0.2")...)
+		r := start(t, Config{Store: store})
+		defer r.stop()
+		c := r.dial()
+		<-r.Synced()
+		store.Down(errors.New("connection refused"))
+		store.FailWrites(errors.New("connection refused"))
+		draining := storetest.HTTP("10.0.0.1", "node-a")
+		draining.Health = registrypb.ServiceEndpoint_DRAINING
+		register(t, c, cart, draining)
+		unregister(t, c, cart, "10.0.0.2")
+		want := storetest.Rows("local", "local", cart, draining)
+		time.Sleep(24 * time.Hour) // virtual
+		synctest.Wait()
+		if !sameAs(r.Server, want) || r.dropped.Value() != 0 {
+			t.Errorf("what was registered is reverted: %v, %d given up", r.Status(), r.dropped.Value())
+		}
+		store.FailWrites(nil)
+		store.Up()
+		time.Sleep(maxBackoff + writeTick)
+		synctest.Wait()
+		if got := store.All(); len(got) != 1 || got[0].Endpoint.GetHealth() != registrypb.ServiceEndpoint_DRAINING || r.Status().Pending != 0 {
+			t.Errorf("the store has %v, %d pending", got, r.Status().Pending)
+		}
+	})
+}
+
+// TestSpelling: an address is one however it is spelled, in calls and in the store.
+func TestSpelling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.New("local", "local")
+		other := storetest.Rows("west", "local", cart, storetest.HTTP("FD00::1", "node-w")) // not ours to write
+		store.Set(other...)
+		store.Set(httpRows(cart, "fd00::0001", "::ffff:10.0.0.2", "10.0.0.3")...)
+		r := start(t, Config{Store: store})
+		defer r.stop()
+		c := r.dial()
+		has := func(want ...string) {
+			t.Helper()
+			time.Sleep(confirmTime + writeTick) // virtual
+			synctest.Wait()
+			var got []string
+			for _, r := range store.All() {
+				if r.Region == "local" {
+					got = append(got, r.IP)
+				}
+			}
+			if !slices.Equal(got, want) || r.Status().Rows != len(want)+len(other) || r.Status().Pending != 0 {
+				t.Errorf("the store has %q, the snapshot %d rows, want %q", got, r.Status().Rows, want)
+			}
+		}
+		register(t, c, cart, storetest.HTTP("FD00:0::1", "node-a"))
+		has("10.0.0.3", "::ffff:10.0.0.2", "fd00::1")
+		unregister(t, c, cart, "fd00:0:0::1", "10.0.0.2", "10.0.0.3", "::ffff:10.0.0.3")
+		has()
+	})
+}
+
+// TestStalledInItsSnapshot: a watcher that takes nothing is cut although nothing waits
+// behind what it is being sent: its first snapshot, or a single event.
+func TestStalledInItsSnapshot(t *testing.T) {
+	for _, after := range []int{0, 1, 3} { // messages that it takes before
+		synctest.Test(t, func(t *testing.T) {
+			store := storetest.New("local", "local")
+			store.Set(httpRows(cart, "10.0.0.1")...)
+			r := start(t, Config{Store: store})
+			defer r.stop()
+			<-r.Synced()
+			w := &watcher{all: true, ended: make(chan struct{}), wake: make(chan struct{}, 1), total: &r.queued, max: maxEvents}
+			begin, err := r.join(w, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.part(w)
+			letGo := make(chan struct{})
+			sent := make(chan error, 1)
+			go func() { sent <- w.send(&tired{after, letGo}, begin) }() // row, name, SNAPSHOT_COMPLETE
+			if after == 3 {
+				time.Sleep(2 * stallTime) // virtual; it has all, and is not cut for that
+				synctest.Wait()
+				if w.why != nil {
+					t.Fatalf("cut although it has all: %v", w.why)
+				}
+				store.Set(httpRows(cart, "10.0.0.2")...)
+			}
+			begun := time.Now()
+			<-w.ended
+			if took := time.Since(begun); took < stallTime-lookEvery || took > stallTime+3*lookEvery || r.slow.Value() != 1 {
+				t.Errorf("after %d messages: cut after %s, want %s; %d counted", after, took, stallTime, r.slow.Value())
+			}
+			close(letGo)
+			<-sent
+		})
+	}
+}
+
+// tired takes some messages, and then none until it is let go.
+type tired struct {
+	left  int
+	letGo chan struct{}
+}
+
+func (s *tired) SendMsg(any) error {
+	if s.left--; s.left >= 0 {
+		return nil
+	}
+	<-s.letGo
+	return errors.New("ended")
+}
