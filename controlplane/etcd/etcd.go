@@ -49,8 +49,6 @@ const (
 	pageRows = 10_000
 	// maxProtocols is how many protocol directories of a service are looked into.
 	maxProtocols = 16
-	// maxReplaces is how often a write is tried whose keys others change meanwhile.
-	maxReplaces = 8
 	// pingEvery and pingTimeout find a server that is gone without a word. etcd
 	// refuses pings that come more often than every 5 s.
 	pingEvery   = 10 * time.Second
@@ -335,7 +333,7 @@ func (s *Store) replace(ctx context.Context, keys []string, ops []clientv3.Op, s
 	for i, key := range keys {
 		look[i] = clientv3.OpGet(key)
 	}
-	for range maxReplaces {
+	for { // until ctx ends
 		as := make([]clientv3.Cmp, len(keys))
 		for i, key := range keys {
 			as[i] = clientv3.Compare(clientv3.ModRevision(key), "=", found[i].GetModRevision())
@@ -364,7 +362,6 @@ func (s *Store) replace(ctx context.Context, keys []string, ops []clientv3.Op, s
 			return registry.ErrOutdated
 		}
 	}
-	return fmt.Errorf("its keys were changed %d times while it was to be written", maxReplaces)
 }
 
 // Position is registry.Positioned's.

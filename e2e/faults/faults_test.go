@@ -268,6 +268,7 @@ func (l *load) check(what string) {
 // (--certs) meet with those, and the pods of either node with theirs.
 func TestCertificateFiles(t *testing.T) {
 	w := newWorld(t, false) // which has seen rows of both nodes, and that the other knows them
+	w.step()
 	l := w.begin()
 	l.until("answers of both nodes' pods", func() bool { return l.from["cart-1"] > 0 && l.from["cart-2"] > 0 })
 	l.check("certificates from files")

@@ -314,7 +314,8 @@ var bounds = []bound{
 	{"controlplane/registrar/server", "writeTime", "time", "a write to the store counts as failed"},
 	{"controlplane/registrar/server", "minBackoff", "time", "the shortest pause between two tries of a write"},
 	{"controlplane/registrar/server", "maxBackoff", "time", "and the longest"},
-	{"controlplane/registrar/server", "dropTime", "time", "a write without success is given up: counted, logged, and the store's view of the pod holds"},
+	{"controlplane/registrar/server", "dropTime", "time", "a write without success is given up, once the store has taken others before `dropTries` of its tries: counted, logged, and the store's view of the pod holds. While the store takes nothing, none is given up"},
+	{"controlplane/registrar/server", "dropTries", "tries of a write that fail while others are taken", "see `dropTime`"},
 	{"controlplane/registrar/server", "confirmTime", "time", "a write that was done and is not shown by a store that is followed: what the store shows is believed, once its watch has come so far"},
 	{"controlplane/registrar/server", "flushTime", "time", "at the end of the process, what the store is still owed is lost: counted and logged"},
 	{"controlplane/registrar/server", "Config.Drain", "time", "over which watchers are sent elsewhere when the registrar ends"},
@@ -327,6 +328,9 @@ var bounds = []bound{
 	{"controlplane/registrar/services", "maxMessage", "bytes of an Event's message", "the rest is not said: it is Kubernetes' own bound"},
 	{"controlplane/registrar/services", "writesPerSecond", "writes to the API server a second", "further ones wait for their turn"},
 	{"controlplane/registrar/services", "writeBurst", "writes at once", "the same"},
+	{"controlplane/registrar/services", "maxEvents", "Events that wait to be written", "one on a user's Service is tried again with the next look at everything; one on fields that are taken back is lost and counted"},
+	{"controlplane/registrar/services", "eventsPerSecond", "Events a second", "further ones wait for their turn, and for Services to be written"},
+	{"controlplane/registrar/services", "eventBurst", "Events at once", "the same"},
 	{"controlplane/registrar/services", "callTime", "time", "a call to the API server counts as failed"},
 	{"controlplane/registrar/services", "quiet", "time", "changes of rows are gathered for so long"},
 	{"controlplane/registrar/services", "readShare", "times what reading all rows took", "they are not read again before that"},
@@ -400,7 +404,7 @@ var bounds = []bound{
 	{"controlplane/registrar/register", "listTime", "time of a listing, whatever it tries", "it fails"},
 	{"controlplane/registrar/register", "connectFor", "time", "a connect to a registrar counts as failed"},
 	{"controlplane/registrar/register", "maxTries", "registrars a call", "it fails"},
-	{"controlplane/registrar/register", "maxAddrs", "addresses of registrars", "further ones are not tried before DNS is asked again"},
+	{"controlplane/registrar/target", "maxAddrs", "addresses of registrars", "further ones are not tried before DNS is asked again"},
 	{"controlplane/registrar/register", "maxList", "bytes of a listing", "it fails: a registrar that knows `node_name` sends a node's rows alone"},
 
 	{"tproxy/rules", "MaxExclusions", "ports, and ranges, of a pod", "further ones are left out; reported"},
@@ -432,7 +436,6 @@ var bounds = []bound{
 	{"controlplane/registrar/client", "maxBatch", "messages", "so many at most are said to the loop as one change"},
 	{"controlplane/registrar/client", "maxProblems", "rows listed as problems, and kinds of unknown events that are spoken of", "further ones are counted only"},
 	{"controlplane/registrar/client", "maxSpoken", "bad rows that are remembered as counted and logged", "all are forgotten: what is still bad is counted and logged once more"},
-	{"controlplane/registrar/client", "maxAddrs", "addresses of registrars", "further ones are not tried"},
 	{"controlplane/registrar/client", "maxInterned", "values of a kind that equal ones are found by", "sharing starts anew"},
 }
 

@@ -60,6 +60,7 @@ var places = []place{
 	{"dataplane/extauthz", 5, "asks the authorization service while requests are parked"},
 	{"dataplane/relay", 5, "copies bytes between connections"},
 	{"controlplane/kube/follow", 5, "what there is of a kind of Kubernetes' objects, and what becomes of it"},
+	{"controlplane/registrar/target", 5, "where registrars are"},
 	{"meshhop", 5, "mTLS sessions and their pools"},
 	{"quic", 5, "the QUIC hop"},
 	{"tproxy/apply", 5, "puts rules into the kernel"},

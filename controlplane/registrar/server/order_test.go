@@ -78,7 +78,9 @@ func TestLaterStatement(t *testing.T) {
 		{"whoever does not say when is written as it comes", says("node-a", 0, draining), says("node-a", 3, healthy), said(ip, "node-a", 0, draining)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			for _, waits := range []bool{true, false} { // at the replica; or the late word is the call itself
+			// What is late waits at a replica; or there, and that hears of nothing before it
+			// writes; or it is the call itself that comes late.
+			for _, how := range []string{"waits", "waits and lags", "calls late"} {
 				synctest.Test(t, func(t *testing.T) {
 					store := storetest.New("local", "local")
 					store.Set(storetest.Rows("local", "local", cart, said(ip, "node-a", 1, healthy))...)
@@ -86,26 +88,35 @@ func TestLaterStatement(t *testing.T) {
 					a, b := start(t, Config{Store: near}), start(t, Config{Store: far})
 					defer a.stop()
 					defer b.stop()
+					want := storetest.Rows("local", "local", cart, tt.want)
 					near.is.Store(true)
-					if waits {
+					if how != "calls late" {
 						tt.first(t, a.dial())
 						synctest.Wait()
 					}
+					catchUp := func() {}
+					if how == "waits and lags" {
+						catchUp = store.Lag()
+					}
 					tt.then(t, b.dial())
 					synctest.Wait()
-					if !waits {
-						tt.first(t, b.dial())
+					if how == "calls late" {
+						if tt.first(t, b.dial()); !sameAs(b.Server, want) {
+							t.Error("it is shown before the store has said anything")
+						}
 					}
 					near.is.Store(false)
 					time.Sleep(maxBackoff + confirmTime) // virtual
 					synctest.Wait()
-					want := storetest.Rows("local", "local", cart, tt.want)
+					catchUp()
+					time.Sleep(maxBackoff + confirmTime)
+					synctest.Wait()
 					if got := store.All(); !slices.EqualFunc(got, want, func(a, b registry.Row) bool { return proto.Equal(a.Endpoint, b.Endpoint) }) {
-						t.Errorf("the store has\n%v\nwant\n%v", got, want)
+						t.Errorf("%s: the store has\n%v\nwant\n%v", how, got, want)
 					}
 					for i, r := range []*replica{a, b} {
 						if !sameAs(r.Server, want) || r.Status().Pending != 0 {
-							t.Errorf("replica %d shows something else, with %d pending", i, r.Status().Pending)
+							t.Errorf("%s: replica %d shows something else, with %d pending", how, i, r.Status().Pending)
 						}
 					}
 				})
@@ -260,4 +271,45 @@ func (s *tired) SendMsg(any) error {
 	}
 	<-s.letGo
 	return errors.New("ended")
+}
+
+// late is a store that does what it is asked at once, and says so only when it is let.
+type late struct {
+	*storetest.Store
+	letGo chan struct{}
+}
+
+func (l *late) Put(ctx context.Context, n model.ServiceName, e *registrypb.ServiceEndpoint) error {
+	err := l.Store.Put(ctx, n, e)
+	<-l.letGo
+	return err
+}
+
+// TestOvertakenWhileWriting: the end of a write that was shown, and overtaken, before it
+// was over ends nothing that came after it.
+func TestOvertakenWhileWriting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &late{storetest.New("local", "local"), make(chan struct{})}
+		r := start(t, Config{Store: store})
+		defer r.stop()
+		c := r.dial()
+		register(t, c, cart, said("10.0.0.1", "node-a", 2, registrypb.ServiceEndpoint_HEALTHY))
+		synctest.Wait()
+		store.Set(storetest.Rows("local", "local", cart, said("10.0.0.1", "node-a", 3, registrypb.ServiceEndpoint_DRAINING))...)
+		synctest.Wait()
+		register(t, c, cart, said("10.0.0.1", "node-a", 4, registrypb.ServiceEndpoint_UNHEALTHY))
+		synctest.Wait()
+		want := storetest.Rows("local", "local", cart, said("10.0.0.1", "node-a", 4, registrypb.ServiceEndpoint_UNHEALTHY))
+		store.letGo <- struct{}{} // the first
+		synctest.Wait()
+		if !sameAs(r.Server, want) {
+			t.Error("the end of the first write brought back what came before the last")
+		}
+		close(store.letGo)
+		time.Sleep(confirmTime + writeTick) // virtual
+		synctest.Wait()
+		if got := store.All(); !sameAs(r.Server, want) || len(got) != 1 || got[0].Endpoint.GetStated() != 4 || r.Status().Pending != 0 {
+			t.Errorf("the store has %v, the replica shows %v", got, r.Status())
+		}
+	})
 }

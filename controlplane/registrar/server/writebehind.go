@@ -60,10 +60,9 @@ type pending struct {
 	backoff time.Duration
 	queued  bool              // it stands in Server.ready
 	writing bool              // a write is under way
-	written time.Time         // when endpoint was written; zero: it has not been
+	written time.Time         // when the store was done with endpoint; zero: it has not been
 	at      registry.Position // of that, where the Store is registry.Positioned
 	seen    bool              // the store has said of the pod just this since that write began
-	late    bool              // it was not written: what the store has was said later
 
 	passed int    // tries that failed after the store had taken another write since the one before
 	taken  uint64 // Server.taken at the last try that failed
@@ -181,7 +180,7 @@ func (s *Server) enqueueLocked(service model.ServiceName, ip string, e *registry
 	p.endpoint, p.rows, p.said = e, rows, said
 	p.gen++
 	p.since, p.due, p.backoff, p.written = time.Now(), time.Time{}, 0, time.Time{}
-	p.late, p.passed, p.taken = false, 0, s.taken
+	p.passed, p.taken = 0, s.taken
 	s.readyLocked(k, p)
 	s.setLocked(k.service, withPod(now, s.cfg.Region, s.cfg.Cluster, ip, rows))
 }
@@ -234,10 +233,8 @@ func (s *Server) sweep(now time.Time) {
 		switch {
 		case p.writing:
 		case !p.written.IsZero():
-			if (p.late || now.Sub(p.written) >= s.confirmTime) && s.storeErr == nil && s.comeSoFar(p) {
-				if !p.late {
-					s.unconfirmed.Inc()
-				}
+			if now.Sub(p.written) >= s.confirmTime && s.storeErr == nil && s.comeSoFar(p) {
+				s.unconfirmed.Inc()
 				s.releaseLocked(k, p)
 			}
 		case p.passed >= dropTries && now.Sub(p.since) >= dropTime:
@@ -310,7 +307,7 @@ func (s *Server) wrote(k podKey, p *pending, gen uint64, err error) {
 	case p.gen != gen:
 		s.readyLocked(k, p)
 	case err == nil || late:
-		p.written, p.late = now, late
+		p.written = now // or what the store has instead, which its watch shows
 		if st, ok := s.cfg.Store.(registry.Positioned); ok {
 			p.at = st.Position()
 		}

@@ -134,6 +134,7 @@ func TestEventsComeLast(t *testing.T) {
 			}
 			c.ClearActions()
 		}
+		begun := time.Now()
 		for k.step(t.Context()) {
 			if len(k.events) > room {
 				t.Fatalf("%d Events wait, of %d at most", len(k.events), room)
@@ -141,6 +142,9 @@ func TestEventsComeLast(t *testing.T) {
 		}
 		if took(); services != others || len(events) != room {
 			t.Errorf("%d Services and Events on %d, want %d and %d", services, len(events), others, room)
+		}
+		if took, least := time.Since(begun), (room-eventBurst)*time.Second/eventsPerSecond; took < least-time.Millisecond {
+			t.Errorf("the Events took %s, want %s at least", took, least)
 		}
 		k.lookAtAll() // as every few seconds
 		for k.step(t.Context()) {
