@@ -31,6 +31,7 @@ func TestLaterStatement(t *testing.T) {
 	s, other := newStore(t, Config{Endpoints: []string{server.Endpoint()}}), newStore(t, Config{Endpoints: []string{server.Endpoint()}})
 	const at = "local/clusters/local/ns/shop/services/cart/protocols/"
 	v, _ := follow(t, s)
+	v.until("the list", func() bool { return v.wholes == 1 && v.told == 1 && v.err == nil })
 	put(t, other, cart, stated("10.0.0.1", "a", 5, http, tcp))
 	for name, err := range map[string]error{
 		"an earlier row":            s.Put(t.Context(), cart, stated("10.0.0.1", "a", 4)),
@@ -44,6 +45,10 @@ func TestLaterStatement(t *testing.T) {
 	}
 	wants(t, c, at+"PROTOCOL_HTTP/endpoints/10.0.0.1", at+"PROTOCOL_TCP/endpoints/10.0.0.1")
 	position := s.Position()
+	there, err := c.Get(t.Context(), registry.Root+at+"PROTOCOL_TCP/endpoints/10.0.0.1")
+	if err != nil || position.Revision != there.Kvs[0].ModRevision {
+		t.Errorf("%v: the position is %d, and what is there instead of %v", err, position.Revision, there)
+	}
 	v.until("what is there instead is shown", func() bool { return s.Shown(position) && len(v.rows) == 2 })
 
 	put(t, s, cart, stated("10.0.0.1", "a", 5, http, tcp)) // again

@@ -65,11 +65,11 @@ func TestTwoClusters(t *testing.T) {
 	}{
 		{of("west", healthy), "west", healthy, false},
 		{of("c1", draining), "c1", draining, true},
-		{of("east", healthy), "c1", draining, true},
+		{of("a1", healthy), "c1", draining, true},
 		{of("west", draining), "c1", draining, true},
-		{gone("c1"), "east", healthy, true},
-		{of("east", draining), "east", draining, true},
-		{gone("east"), "west", draining, false},
+		{gone("c1"), "a1", healthy, true},
+		{of("a1", draining), "a1", draining, true},
+		{gone("a1"), "west", draining, false},
 		{gone("west"), "", 0, false},
 	} {
 		store.Set(step.set...)

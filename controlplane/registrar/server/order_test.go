@@ -240,6 +240,7 @@ func TestStalledInItsSnapshot(t *testing.T) {
 			letGo := make(chan struct{})
 			sent := make(chan error, 1)
 			go func() { sent <- w.send(&tired{after, letGo}, begin) }() // row, name, SNAPSHOT_COMPLETE
+			defer func() { w.end(errGone); close(letGo); <-sent }()
 			if after == 3 {
 				time.Sleep(2 * stallTime) // virtual; it has all, and is not cut for that
 				synctest.Wait()
@@ -249,12 +250,13 @@ func TestStalledInItsSnapshot(t *testing.T) {
 				store.Set(httpRows(cart, "10.0.0.2")...)
 			}
 			begun := time.Now()
-			<-w.ended
+			select {
+			case <-w.ended:
+			case <-time.After(10 * stallTime):
+			}
 			if took := time.Since(begun); took < stallTime-lookEvery || took > stallTime+3*lookEvery || r.slow.Value() != 1 {
 				t.Errorf("after %d messages: cut after %s, want %s; %d counted", after, took, stallTime, r.slow.Value())
 			}
-			close(letGo)
-			<-sent
 		})
 	}
 }
