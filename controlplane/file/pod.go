@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -218,41 +217,16 @@ func (r *reader) managed(o gamma.Object, p *corev1.Pod, f *podFacts) []gamma.Fla
 			Upstreams:   meta.Upstreams,
 		}
 		if r.o.OnPods != nil {
+			preStop, grace := gamma.Termination(p)
 			f.own = &Pod{
 				Namespace: o.Namespace, Name: o.Name, UID: string(p.UID), Account: account, Container: container, NetNS: netns, IPs: ips,
 				Labels: p.Labels, Annotations: p.Annotations,
-				Terminating: p.DeletionTimestamp != nil, PreStop: preStop(p), Grace: grace(p),
+				Terminating: p.DeletionTimestamp != nil, PreStop: preStop, Grace: grace,
 			}
 		}
 	}
 	return nil
 }
-
-// preStop is the longest sleep before a container of the pod is told to end. How long a
-// command runs cannot be told.
-func preStop(p *corev1.Pod) (longest time.Duration) {
-	for i := range p.Spec.Containers {
-		if l := p.Spec.Containers[i].Lifecycle; l != nil && l.PreStop != nil && l.PreStop.Sleep != nil {
-			longest = max(longest, seconds(l.PreStop.Sleep.Seconds))
-		}
-	}
-	return longest
-}
-
-// grace is from the pod's deletion to its being killed: what the deletion says, or the pod.
-func grace(p *corev1.Pod) time.Duration {
-	s := int64(corev1.DefaultTerminationGracePeriodSeconds)
-	if p.Spec.TerminationGracePeriodSeconds != nil {
-		s = *p.Spec.TerminationGracePeriodSeconds
-	}
-	if p.DeletionGracePeriodSeconds != nil {
-		s = *p.DeletionGracePeriodSeconds
-	}
-	return seconds(s)
-}
-
-// seconds are a duration; more than an hour is one, less than none is none.
-func seconds(s int64) time.Duration { return time.Duration(min(max(s, 0), 3600)) * time.Second }
 
 func podIPs(o gamma.Object, p *corev1.Pod, bad func(int, string, ...any)) []netip.Addr {
 	texts, at := []string(nil), []string{"status", "podIPs"}
