@@ -117,6 +117,7 @@ type Loop struct {
 	allCompiled int
 
 	saving sync.Mutex // of the last good state's file; before own and mu
+	held   bool       // nothing is written to it; guarded by saving
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced when anything of the following changes

@@ -209,10 +209,21 @@ func (l *Loop) Save() {
 	}
 }
 
+// HoldSaves says whether the last good state's file is another process's, which follows this
+// one: while it is nothing is written. It returns once that is so.
+func (l *Loop) HoldSaves(held bool) {
+	l.saving.Lock()
+	defer l.saving.Unlock()
+	l.held = held
+}
+
 // save writes the last good state. What could not be written is tried again after a while.
 func (l *Loop) save(now time.Time) {
 	l.saving.Lock()
 	defer l.saving.Unlock()
+	if l.held {
+		return
+	}
 	l.mu.Lock()
 	since := l.dirty
 	l.dirty = time.Time{}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"aether/controlplane"
 	"aether/dataplane"
 	"aether/dataplane/listen"
 )
@@ -19,6 +20,7 @@ import (
 const (
 	takeTime   = 30 * time.Second       // that a predecessor has to hand its sockets over
 	adminRetry = 200 * time.Millisecond // between two tries to listen for the admin
+	podsTime   = 3 * time.Second        // that the pods' life has to end before a successor is told that it may lead them
 )
 
 // takeOver gives owner the sockets of the process before this one; nil: there is none.
@@ -61,8 +63,10 @@ type handover struct {
 	owner  *listen.Owner
 	before *listen.Predecessor // nil: there is none
 	admin  *http.Server        // nil: there is none
-	save   func()              // what a successor begins with is on disk when it returns
+	loop   *controlplane.Loop
 
+	lead  chan struct{} // closed when this process may lead the node's pods: nobody before it does
+	idle  chan struct{} // closed when it does so no more, or has never; nil: it leads none
 	taken chan struct{} // closed, under mu, when a successor accepts
 	mu    sync.Mutex
 	ln    net.Listener // the admin's; guarded by mu
@@ -115,6 +119,7 @@ func (h *handover) run(ctx context.Context, leave <-chan struct{}) error {
 // as it was.
 func (h *handover) begin(ctx context.Context) error {
 	if h.before == nil {
+		close(h.lead)
 		return nil
 	}
 	if err := h.node.Open(ctx); err != nil {
@@ -125,8 +130,11 @@ func (h *handover) begin(ctx context.Context) error {
 	case err == nil:
 		h.node.Alone()
 	case ctx.Err() == nil:
-		h.log.Error("the predecessor may still accept connections: end it", "err", err)
+		h.log.Error("the predecessor may still accept connections, and lead the node's pods: end it", "err", err)
+	default:
+		return nil
 	}
+	close(h.lead)
 	return nil
 }
 
@@ -139,13 +147,15 @@ func (h *handover) offer(ctx context.Context) error {
 		Owner: h.owner,
 		Begin: func() {
 			h.log.Info("a successor takes the sockets")
-			h.save()
+			h.loop.Save() // it begins with that, and has the file from now on
+			h.loop.HoldSaves(true)
 			h.node.Freeze(true)
 		},
 		Failed: func(err error) {
 			h.log.Warn("the successor did not take over: serving as before", "err", err)
 			if ctx.Err() == nil { // else it ended because we do: it has the sockets, and finds that we are gone
 				h.node.Freeze(false)
+				h.loop.HoldSaves(false)
 			}
 		},
 		Taken: func() {
@@ -156,6 +166,7 @@ func (h *handover) offer(ctx context.Context) error {
 				h.ln.Close() // connections to it go on
 			}
 			h.node.HandOver()
+			h.leaveThePods()
 		},
 	})
 	if err != nil {
@@ -165,6 +176,21 @@ func (h *handover) offer(ctx context.Context) error {
 		h.log.Error("no successor can take over any more", "err", err)
 	}
 	return nil
+}
+
+// leaveThePods returns once this process leads the node's pods no more (contract 13.5): what
+// it has on disk of them is then what the successor begins with.
+func (h *handover) leaveThePods() {
+	if h.idle == nil {
+		return
+	}
+	late := time.NewTimer(podsTime)
+	defer late.Stop()
+	select {
+	case <-h.idle:
+	case <-late.C:
+		h.log.Error("this process still leads the node's pods while its successor begins to: end it", "after", podsTime)
+	}
 }
 
 // serveAdmin serves the admin, once its address is free. It never ends the process

@@ -44,6 +44,7 @@ type options struct {
 	kubeconfig, namespace                       string
 	kubernetes                                  bool
 	registrarInsecure, registrarWhole           bool
+	clusterPods                                 string
 	drainTime                                   time.Duration
 	memoryLimit, authz                          string
 	minLoops, maxLoops                          int
@@ -89,6 +90,10 @@ one drains: no connection is refused or lost meanwhile.`,
 	f.StringVar(&o.cluster, "cluster", "local", "name of the cluster, as in the registry")
 	f.BoolVar(&o.kubernetes, "kubernetes", false, "take Services, routes, filters and MeshConfig from the API server of the cluster that this process runs in")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "or from that of this kubeconfig file")
+	f.StringVar(&o.clusterPods, "cluster-pods", "", "with --registrar and --kubernetes or --kubeconfig: what the API server's word on this node's pods does (rbac-pods.yaml allows it). "+
+		"watch: a pod whose deletion it tells of drains, and a pod that it has no more is forgotten. evict: the same, and pods in the mesh that run here though their add was lost "+
+		"are evicted so that they are made anew: after three minutes, 2 a minute, PodDisruptionBudgets respected, and none before a first pod has been added here. off: nothing. "+
+		"Default evict, or off where --config says which pods there are")
 	f.StringVar(&o.namespace, "namespace", "aether-system", "namespace of the control plane, whose MeshConfig counts")
 	f.StringVar(&o.lastGood, "last-good", "", "file for what this node last knew of the mesh: it serves that after a start at which a source cannot be heard; empty: none is kept")
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/aether", "directory for what this node has to know again after a restart")
@@ -207,9 +212,9 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	}
 	metrics.Count("aether_retries_total", "Requests sent once more.", &node.Outbound().Retries)
 	metrics.Count("aether_retries_overflow_total", "Requests not sent once more, because too many others were.", &node.Outbound().RetriesOverflow)
-	h := &handover{o: o, log: log, node: node, owner: owner, before: before, taken: make(chan struct{})}
+	h := &handover{o: o, log: log, node: node, owner: owner, before: before, lead: make(chan struct{}), taken: make(chan struct{})}
 	told = newSources(o, node, cfg.Identities, log)
-	told.left = [...]<-chan struct{}{leave, h.taken}
+	told.lead, told.left = h.lead, [...]<-chan struct{}{leave, h.taken}
 	sources := told
 	sources.cfg.OnSettings = func(s input.Settings) {
 		access.Set(s.AccessLogs, s.AccessLogSuccess)
@@ -222,7 +227,7 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 		return err
 	}
 	loop := sources.loop
-	h.save = loop.Save
+	h.loop, h.idle = loop, sources.idle
 	sources.gauges(metrics)
 	node.Register(metrics)
 

@@ -40,6 +40,9 @@ type sources struct {
 	registrar *client.Client // nil: there is none
 	pods      *local.Pods    // whose rows go to registrars; nil: there is none
 	follower  *local.Follower
+	cluster   *kube.Pods         // what the API server has of them; nil: it is not asked
+	lead      <-chan struct{}    // closed once the pods are this process's to lead
+	idle      chan struct{}      // closed once it leads them no more; nil: it has none
 	left      [2]<-chan struct{} // one is closed once the pods are another process's, or nobody's
 	run       []source
 }
@@ -59,6 +62,19 @@ func (o *options) checkSources() error {
 		return errors.New("nobody tells of the mesh: give --config, --registrar or --kubernetes (see --help)")
 	case strings.Contains(o.node, "/") || !filepath.IsLocal(o.node) || o.node == ".":
 		return fmt.Errorf("--node: %q is no name of a node: write spec.nodeName of its pods", o.node)
+	}
+	kubernetes := o.kubernetes || o.kubeconfig != ""
+	switch {
+	case o.clusterPods == "" && len(o.registrar) > 0 && kubernetes && o.config == "":
+		o.clusterPods = podsEvict
+	case o.clusterPods == "", o.clusterPods == podsOff:
+		o.clusterPods = podsOff
+	case o.clusterPods != podsWatch && o.clusterPods != podsEvict:
+		return fmt.Errorf("--cluster-pods: %q is none of %s, %s and %s", o.clusterPods, podsOff, podsWatch, podsEvict)
+	case len(o.registrar) == 0 || !kubernetes:
+		return fmt.Errorf("--cluster-pods=%s needs --registrar, without which this node's pods are not led, and --kubernetes or --kubeconfig, which say of whom to hear", o.clusterPods)
+	case o.clusterPods == podsEvict && o.config != "":
+		return errors.New("--cluster-pods=evict does not go with --config: an evicted pod is made anew, and no file would say so; write watch")
 	}
 	if len(o.registrar) == 0 {
 		for flag, given := range map[string]bool{
@@ -87,6 +103,13 @@ func (o *options) checkSources() error {
 	}
 	return nil
 }
+
+// The values of --cluster-pods.
+const (
+	podsOff   = "off"
+	podsWatch = "watch"
+	podsEvict = "evict"
+)
 
 func newSources(o options, node *dataplane.Node, ids mtls.Source, log *slog.Logger) *sources {
 	s := &sources{o: o, node: node, ids: ids, log: log, cfg: controlplane.Config{
@@ -167,45 +190,111 @@ func (s *sources) live(registrars client.Config) (err error) {
 	if err != nil {
 		return err
 	}
+	var cluster local.Cluster
+	if s.o.clusterPods != podsOff {
+		at, err := kube.Connect(s.o.kubeconfig)
+		if err != nil {
+			return err
+		}
+		s.cluster, err = kube.NewPods(kube.PodsConfig{REST: at, Node: s.o.node, Leaving: func(p kube.Pod) { s.pods.Leaving(clusterPod(p)) }, Log: s.log})
+		if err != nil {
+			return err
+		}
+		cluster = known{s.cluster}
+		s.add("pods of the API server", s.cluster.Run)
+	}
 	s.pods, err = local.New(local.Config{
 		Dir: s.o.podsDir, Place: s.place(input.Locality{}), TrustDomain: s.o.trustDomain, Registry: caller,
 		Sink:  s.loop.Source("local", controlplane.SourceOptions{Local: true}),
 		Probe: local.Prober(s.node.Dial), Certificate: s.node.HasCertificate, Served: s.node.Await,
+		Cluster: cluster, EvictLost: s.o.clusterPods == podsEvict,
 		RedirectAllDefault: s.o.redirectAll, Log: s.log,
 	})
 	if err != nil {
 		return fmt.Errorf("--pods-dir, --state-dir: %w", err)
 	}
 	s.follower = local.NewFollower(s.pods)
+	s.idle = make(chan struct{})
 	s.add("pods", func(ctx context.Context) error {
-		in, stop := context.WithCancel(ctx)
-		defer stop()
-		var wg sync.WaitGroup
-		errs := make(chan error, 2)
-		for _, run := range []func(context.Context) error{s.pods.Run, s.follower.Run} {
-			wg.Go(func() {
-				if err := run(in); err != nil {
-					errs <- err
-				}
-			})
-		}
-		var err error
-		select {
-		case <-s.left[0]:
-		case <-s.left[1]:
-		case err = <-errs:
-		case <-ctx.Done():
-		}
-		// What this process can no longer reach is no sign that an application is sick.
-		stop()
-		wg.Wait()
-		err = errors.Join(err, caller.Close())
+		err := errors.Join(s.leadPods(ctx), caller.Close())
+		close(s.idle)
 		if err == nil {
 			<-ctx.Done()
 		}
 		return err
 	})
 	return nil
+}
+
+// leadPods leads the node's pods from when they are this process's until they are so no more.
+func (s *sources) leadPods(ctx context.Context) (err error) {
+	select {
+	case <-s.lead:
+	case <-s.left[0]:
+		return nil
+	case <-ctx.Done():
+		return nil
+	}
+	in, stop := context.WithCancel(ctx)
+	defer stop()
+	var wg sync.WaitGroup
+	errs := make(chan error, 2)
+	for _, run := range []func(context.Context) error{s.pods.Run, s.follower.Run} {
+		wg.Go(func() {
+			if err := run(in); err != nil {
+				errs <- err
+			}
+		})
+	}
+	select {
+	case <-s.left[0]:
+	case <-s.left[1]:
+	case err = <-errs:
+	case <-ctx.Done():
+	}
+	// What this process can no longer reach is no sign that an application is sick.
+	stop()
+	wg.Wait()
+	return err
+}
+
+// known is what the API server knows of the node's pods, as local.Cluster.
+type known struct{ pods *kube.Pods }
+
+// Pods is local.Cluster's.
+func (k known) Pods(ctx context.Context) ([]local.ClusterPod, error) {
+	list, err := k.pods.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]local.ClusterPod, len(list))
+	for i, p := range list {
+		out[i] = clusterPod(p)
+	}
+	return out, nil
+}
+
+// Pod is local.Cluster's.
+func (k known) Pod(ctx context.Context, namespace, name string) (local.Pod, error) {
+	p, err := k.pods.Get(ctx, namespace, name)
+	if errors.Is(err, kube.ErrNoPod) {
+		err = fmt.Errorf("%w: %w", local.ErrNoPod, err)
+	}
+	return local.Pod{
+		Namespace: p.Namespace, Name: p.Name, UID: p.UID, Account: p.Account, Labels: p.Labels, Annotations: p.Annotations, Terminating: p.Leaving,
+	}, err
+}
+
+// Evict is local.Cluster's.
+func (k known) Evict(ctx context.Context, p local.ClusterPod, reason, message string) error {
+	return k.pods.Evict(ctx, kube.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID}, reason, message)
+}
+
+func clusterPod(p kube.Pod) local.ClusterPod {
+	return local.ClusterPod{
+		Namespace: p.Namespace, Name: p.Name, UID: p.UID, Labels: p.Labels, Addresses: p.Addresses, Live: p.Live, Leaving: p.Leaving, Gone: p.Gone,
+		Termination: local.Termination{PreStop: p.PreStop, Grace: p.Grace},
+	}
 }
 
 func (s *sources) place(at input.Locality) local.Place {

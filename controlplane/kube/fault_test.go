@@ -81,7 +81,7 @@ func (f *faulty) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		fmt.Fprint(w, `{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old resource version"}}`)
 	default:
 		w.Header().Set("Content-Type", "application/json")
-		kind := map[string]string{"services": "ServiceList", "customresourcedefinitions": "PartialObjectMetadataList"}[q.URL.Path[strings.LastIndexByte(q.URL.Path, '/')+1:]]
+		kind := map[string]string{"services": "ServiceList", "pods": "PodList", "customresourcedefinitions": "PartialObjectMetadataList"}[q.URL.Path[strings.LastIndexByte(q.URL.Path, '/')+1:]]
 		version := "v1"
 		switch kind {
 		case "":

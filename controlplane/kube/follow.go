@@ -62,11 +62,7 @@ var crdResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Ver
 
 // connect makes the clients. None of them talks to the server yet.
 func (s *Source) connect(given *rest.Config) (err error) {
-	c := rest.CopyConfig(given)
-	// One client of few long requests: it throttles itself by retryMax, and the server by
-	// its own priorities.
-	c.QPS = -1
-	c.UserAgent = "aether-proxy"
+	c := client(given)
 	if s.objects, err = dynamic.NewForConfig(c); err != nil {
 		return err
 	}
@@ -81,18 +77,30 @@ func (s *Source) connect(given *rest.Config) (err error) {
 	if err := discoveryv1.AddToScheme(scheme); err != nil {
 		return err
 	}
-	typed := func(path string, gv schema.GroupVersion) (*rest.RESTClient, error) {
-		c := rest.CopyConfig(c)
-		c.APIPath, c.GroupVersion = path, &gv
-		c.ContentType, c.AcceptContentTypes = protobuf, protobuf+",application/json"
-		c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-		return rest.RESTClientFor(c)
-	}
-	if s.core, err = typed("/api", corev1.SchemeGroupVersion); err != nil {
+	if s.core, err = typed(c, scheme, "/api", corev1.SchemeGroupVersion); err != nil {
 		return err
 	}
-	s.slicer, err = typed("/apis", discoveryv1.SchemeGroupVersion)
+	s.slicer, err = typed(c, scheme, "/apis", discoveryv1.SchemeGroupVersion)
 	return err
+}
+
+// client is a configuration for requests of our own.
+func client(given *rest.Config) *rest.Config {
+	c := rest.CopyConfig(given)
+	// One client of few long requests: it throttles itself by retryMax, and the server by
+	// its own priorities.
+	c.QPS = -1
+	c.UserAgent = "aether-proxy"
+	return c
+}
+
+// typed makes a client for the built-in objects of a group, in protobuf.
+func typed(c *rest.Config, scheme *runtime.Scheme, path string, gv schema.GroupVersion) (*rest.RESTClient, error) {
+	c = rest.CopyConfig(c)
+	c.APIPath, c.GroupVersion = path, &gv
+	c.ContentType, c.AcceptContentTypes = protobuf, protobuf+",application/json"
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return rest.RESTClientFor(c)
 }
 
 // follow lists and watches a kind until ctx ends.

@@ -46,9 +46,11 @@ const (
 	preStopSpare  = time.Second      // contract 13.3: UNHEALTHY comes this long before preStop ends
 	graceSpare    = 2 * time.Second  // contract 13.3: and this long before the pod is killed
 	defaultGrace  = 30 * time.Second // of a pod of which only its deletion is known
+	askWait       = 2 * time.Second  // for what the API server has of a pod that is added: the plugin gives up after 5 s
 
 	maxPods   = 1024 // of a node: four times what a kubelet takes
 	maxProbes = 64   // at once
+	maxEarly  = 1024 // pods that leave and are not here yet
 )
 
 // Pod is what the CNI plugin and the API server say of a pod (contract 3.8).
@@ -121,6 +123,8 @@ type Config struct {
 	Served func(ctx context.Context, container string, served bool) error
 	// Cluster is asked which pods there are. nil: only storage and namespaces are known.
 	Cluster Cluster
+	// EvictLost: pods of Cluster's that live, and whose add was lost, are evicted.
+	EvictLost bool
 	// NetNS tells whether a path leads to a network namespace; netns.ErrGone: it does not. nil: netns.Open.
 	NetNS func(path string) error
 
@@ -144,11 +148,16 @@ type Pods struct {
 	ctx   context.Context // of Run; nil: not running
 	wg    sync.WaitGroup  // added to only while ctx is set
 	place Place
+	moved bool            // place has been said since the records were read
 	pods  map[string]*pod // by container
 	order uint64          // of the pod that came last
 	said  uint64          // when the last statement was made, or one of this node's that was listed
 	rows  map[rowKey]*row
-	lost  map[string]*lostPod // live pods that are not here, by UID or name
+	lost  map[string]*lostPod    // live pods that are not here, by UID or name
+	early map[string]Termination // of managed pods that leave and are not here, by UID; see Leaving
+	ended bool                   // Run has: the pods are another process's
+
+	clusterTold bool // it is a problem that Cluster's pods are not known; the sweep's own
 
 	views sync.Map // container → *view: for whoever may not wait
 
@@ -221,12 +230,21 @@ func New(c Config) (*Pods, error) {
 		cfg: c, log: c.Log, quiet: telemetry.NewQuiet(c.Log, time.Minute, nil), rarely: telemetry.NewQuiet(c.Log, time.Hour, nil), store: store{c.Dir}, place: c.Place,
 		probes: make(chan struct{}, maxProbes), writes: make(chan struct{}, maxWrites), resync: make(chan struct{}, 1),
 		pods: map[string]*pod{}, rows: map[rowKey]*row{}, lost: map[string]*lostPod{},
+		early: map[string]Termination{},
 	}
 	records, bad, err := l.store.load()
 	if err != nil {
 		return nil, err
 	}
 	batch := input.Batch{Workloads: map[string][]model.Workload{}, Problems: map[string][]model.Problem{}}
+	l.takeLocked(records, bad, &batch) // nobody else has l yet
+	c.Sink.Replace(batch)
+	c.Sink.Report(input.Status{Connected: true, Since: time.Now()})
+	return l, nil
+}
+
+// takeLocked takes what is on disk, and adds to batch what the sink is to be told of it.
+func (l *Pods) takeLocked(records []record, bad []damaged, batch *input.Batch) {
 	for _, d := range bad {
 		l.log.Error("a pod's record cannot be read and is set aside; the pod is not served", "file", d.path, "err", d.err)
 		batch.Problems["record "+d.path] = []model.Problem{{Object: "Pod record", Where: d.path, Reason: d.err.Error() + "; the pod is served again once it is made anew"}}
@@ -249,9 +267,42 @@ func New(c Config) (*Pods, error) {
 			batch.Workloads[r.ContainerID] = []model.Workload{p.work}
 		}
 	}
-	c.Sink.Replace(batch)
-	c.Sink.Report(input.Status{Connected: true, Since: time.Now()})
-	return l, nil
+}
+
+// inheritLocked takes what the process that led the pods until now has left on disk since New
+// read it. What cannot be read leaves everything as it is.
+func (l *Pods) inheritLocked() {
+	l.store.tidy()
+	records, bad, err := l.store.load()
+	if err != nil {
+		l.Counts.StorageErrors.Inc()
+		l.log.Error("what there is of the pods on disk cannot be read again: what it was at the start counts", "err", err)
+		return
+	}
+	batch := input.Batch{Workloads: map[string][]model.Workload{}, Problems: map[string][]model.Problem{}}
+	there := make(map[string]bool, len(records))
+	anew := records[:0]
+	for _, r := range records {
+		there[r.ContainerID] = true
+		if p := l.pods[r.ContainerID]; p == nil || !p.rec.same(&r) {
+			anew = append(anew, r)
+		}
+	}
+	at := l.place
+	l.takeLocked(anew, bad, &batch)
+	if l.moved {
+		l.place = at
+	}
+	for c := range l.pods {
+		if !there[c] {
+			delete(l.pods, c)
+			l.views.Delete(c)
+			batch.Workloads[c], batch.Problems[problemKey(c)] = nil, nil
+		}
+	}
+	if !batch.Empty() {
+		l.cfg.Sink.Apply(batch)
+	}
 }
 
 func problemKey(container string) string { return "pod " + container }
@@ -345,16 +396,22 @@ func (p *pod) problems() []model.Problem {
 	return out
 }
 
-// Run probes, writes and sweeps until ctx ends; everything it began has ended when it returns.
+// Run leads the pods, which it reads from disk again first: it probes, writes and sweeps until
+// ctx ends; everything it began has ended when it returns. Only one process may do so at a time
+// (contract 13.5), and one that has done so takes no call any more.
 func (l *Pods) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	l.mu.Lock()
-	if l.ctx != nil {
+	if l.ctx != nil || l.ended {
 		l.mu.Unlock()
-		return errors.New("local pods: they run already")
+		return errors.New("local pods: they run already, or have run")
 	}
+	l.inheritLocked()
 	l.ctx = ctx
+	if l.moved {
+		l.moveLocked()
+	}
 	for _, p := range l.pods {
 		l.beginLocked(p)
 		if p.rec.Phase != alive && p.fault == nil {
@@ -369,7 +426,7 @@ func (l *Pods) Run(ctx context.Context) error {
 	l.sweeps(ctx)
 
 	l.mu.Lock()
-	l.ctx = nil
+	l.ctx, l.ended = nil, true
 	for _, p := range l.pods {
 		l.endLocked(p)
 	}
@@ -429,9 +486,44 @@ func (l *Pods) Add(ctx context.Context, in Pod) (Result, error) {
 	return Success, nil
 }
 
+// errEnded is of a call to a process that leads the pods no more.
+var errEnded = errors.New("another process of this node leads its pods by now: ask that one")
+
+// AddNamed is Add for a caller that knows a pod by its names, its namespace and its addresses
+// alone, as the CNI plugin does (contract 3.8): everything else is what the API server has of
+// it (contract 13.1), whatever in says. A pod that cannot be asked for fails the call.
+func (l *Pods) AddNamed(ctx context.Context, in Pod) (Result, error) {
+	fail := func(err error) (Result, error) {
+		return 0, fmt.Errorf("add pod %s/%s: %w", in.Namespace, in.Name, err)
+	}
+	if err := in.check(); err != nil {
+		return fail(err)
+	}
+	if endpointmeta.IgnoredNamespace(in.Namespace) || len(in.IPs) == 0 {
+		return Ignored, nil // whoever makes the API server answer again may be among these
+	}
+	if l.cfg.Cluster == nil {
+		return fail(errors.New("there is no API server that could be asked for it"))
+	}
+	ask, cancel := context.WithTimeout(ctx, askWait)
+	defer cancel()
+	has, err := l.cfg.Cluster.Pod(ask, in.Namespace, in.Name)
+	if err != nil {
+		return fail(fmt.Errorf("ask the API server for it: %w", err))
+	}
+	in.UID, in.Account, in.Labels, in.Annotations, in.Terminating = has.UID, has.Account, has.Labels, has.Annotations, has.Terminating
+	return l.Add(ctx, in)
+}
+
 func (l *Pods) add(in Pod) (p *pod, fresh bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.ended {
+		return nil, false, errEnded
+	}
+	leaves, early := l.early[in.UID]
+	early = early && in.UID != ""
+	in.Terminating = in.Terminating || early
 	old := l.pods[in.ContainerID]
 	if old == nil && len(l.pods) >= maxPods {
 		return nil, false, fmt.Errorf("a node has at most %d pods", maxPods)
@@ -480,8 +572,14 @@ func (l *Pods) add(in Pod) (p *pod, fresh bool, err error) {
 		},
 	})
 	l.beginLocked(p)
-	if old != nil && in.Terminating && p.rec.Phase == alive { // its deletion is known, and how it leaves is not
-		l.leaveLocked(p, Termination{Grace: defaultGrace})
+	if old != nil && in.Terminating && p.rec.Phase == alive {
+		if !early { // its deletion is known, and how it leaves is not
+			leaves = Termination{Grace: defaultGrace}
+		}
+		l.leaveLocked(p, leaves)
+	}
+	if early {
+		delete(l.early, in.UID)
 	}
 	return p, old == nil, nil
 }
@@ -519,6 +617,9 @@ func (l *Pods) Remove(ctx context.Context, container string) error {
 func (l *Pods) remove(container string) (*pod, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.ended {
+		return nil, errEnded
+	}
 	p := l.pods[container]
 	if p == nil {
 		return nil, nil
@@ -552,10 +653,42 @@ func (l *Pods) Terminating(container string, t Termination) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.pods[container]
-	if p == nil || p.fault != nil {
+	if p == nil || p.fault != nil || l.ended {
 		return
 	}
 	l.leaveLocked(p, t)
+}
+
+// Leaving is Terminating by the API server's word: of every container of the pod, which is
+// known by its UID, or by its name where no UID is recorded. One that is gone from there
+// loses its row at once: it was killed, or that is not waited for. While Run does not run
+// nothing is done: the sweep that begins it knows which pods leave.
+func (l *Pods) Leaving(of ClusterPod) {
+	if of.Gone {
+		of.Termination = Termination{}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx == nil {
+		return
+	}
+	here := false
+	for _, p := range l.pods {
+		named := p.rec.UID == "" && p.name() == of.name()
+		if p.rec.UID != of.UID && !named || p.fault != nil {
+			continue
+		}
+		here = true
+		if !(named && of.Gone) { // its name may be another's by now: the sweep asks
+			l.leaveLocked(p, of.Termination)
+		}
+	}
+	switch {
+	case here, of.Gone, endpointmeta.Ignorable(of.Namespace, of.Labels, 1):
+		delete(l.early, of.UID)
+	case len(l.early) < maxEarly:
+		l.early[of.UID] = of.Termination
+	}
 }
 
 func (l *Pods) leaveLocked(p *pod, t Termination) {
@@ -603,17 +736,24 @@ func (l *Pods) persistLocked(p *pod) {
 	}
 }
 
-// SetPlace says where the node is once that is known, or has changed; rows follow.
+// SetPlace says where the node is once that is known, or has changed; rows follow while Run runs.
 func (l *Pods) SetPlace(at Place) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if at == l.place {
+	if at == l.place || l.ended {
 		return
 	}
 	l.place = at
+	if l.moved = l.ctx == nil; !l.moved { // else the records are another process's yet
+		l.moveLocked()
+	}
+}
+
+// moveLocked has records and rows say where the node is.
+func (l *Pods) moveLocked() {
 	for _, p := range l.pods {
 		if p.fault == nil {
-			p.rec.Region, p.rec.Zone, p.rec.NodeIP = at.Region, at.Zone, at.NodeIP
+			p.rec.Region, p.rec.Zone, p.rec.NodeIP = l.place.Region, l.place.Zone, l.place.NodeIP
 			l.persistLocked(p)
 			l.settleLocked(p.key(), false)
 		}

@@ -125,11 +125,7 @@ func (s store) load() (records []record, bad []damaged, err error) {
 	for _, e := range entries {
 		path := filepath.Join(s.dir, e.Name())
 		name, ok := strings.CutSuffix(e.Name(), recordSuffix)
-		switch {
-		case strings.HasPrefix(e.Name(), temporary):
-			_ = os.Remove(path) // of a process that ended in a write
-			continue
-		case !ok || !e.Type().IsRegular():
+		if !ok || !e.Type().IsRegular() || strings.HasPrefix(e.Name(), temporary) {
 			continue
 		}
 		r, err := read(path)
@@ -150,6 +146,21 @@ func (s store) load() (records []record, bad []damaged, err error) {
 		}
 	}
 	return records, bad, nil
+}
+
+// tidy removes what is left of processes that ended in a write. No other process may be in one.
+func (s store) tidy() {
+	left, _ := filepath.Glob(filepath.Join(s.dir, temporary+"*")) // a pattern that is none finds none
+	for _, path := range left {
+		_ = os.Remove(path)
+	}
+}
+
+// same reports whether two records are written alike.
+func (r *record) same(o *record) bool {
+	a, errA := json.Marshal(r)
+	b, errB := json.Marshal(o)
+	return errA == nil && errB == nil && bytes.Equal(a, b)
 }
 
 func read(path string) (r record, err error) {

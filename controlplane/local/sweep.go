@@ -4,15 +4,17 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
+	"fmt"
 	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"aether/controlplane/endpointmeta"
+	"aether/controlplane/input"
 	"aether/controlplane/registry"
 	"aether/controlplane/registrypb"
+	"aether/dataplane/model"
 	"aether/tproxy/netns"
 )
 
@@ -32,11 +34,21 @@ const ReasonAddLost = "AetherCNIAddLost"
 
 const textAddLost = "the pod runs on this node and its mesh proxy does not know it: it is evicted, so that it is made anew"
 
-// Cluster is what the API server knows of the node's pods.
+// ErrNoPod is Cluster.Pod's.
+var ErrNoPod = errors.New("the API server has no such pod on this node")
+
+// Cluster is what the API server knows of the node's pods. Calls are bounded by their context
+// alone.
 type Cluster interface {
-	// Pods are all pods of the node that it has. An error: not known now.
+	// Pods are all pods of the node that it has, as it was last heard of; before that it is
+	// waited for. An error: not known now.
 	Pods(ctx context.Context) ([]ClusterPod, error)
-	// Evict asks for a pod's eviction, and leaves an event on it that says why.
+	// Pod asks it for one of them as it is at the moment: names, UID, account, labels,
+	// annotations, and whether it is Terminating. The error is ErrNoPod where the
+	// node has none of the name.
+	Pod(ctx context.Context, namespace, name string) (Pod, error)
+	// Evict asks for a pod's eviction, and leaves an event on it that says why. Called only
+	// where Config.EvictLost.
 	Evict(ctx context.Context, p ClusterPod, reason, message string) error
 }
 
@@ -47,14 +59,23 @@ type ClusterPod struct {
 	Addresses            int
 	// Live: it runs, is not being deleted, and has a network of its own.
 	Live bool
+	// Leaving: its deletion timestamp is set. Termination counts then.
+	Leaving bool
+	// Gone: it is not there any more, however it went.
+	Gone bool
+	Termination
 }
 
 func (p *ClusterPod) name() string { return p.Namespace + "/" + p.Name }
 
+func (p *ClusterPod) id() string { return cmp.Or(p.UID, p.name()) }
+
 // lostPod is a live pod that is not here.
 type lostPod struct {
 	passes  int
+	tries   int // evictions asked for
 	evicted bool
+	told    bool // it is a problem
 }
 
 // Resync asks for a sweep soon: the registry can be reached again. It does not wait.
@@ -69,8 +90,9 @@ func (l *Pods) Resync() {
 func (l *Pods) sweeps(ctx context.Context) {
 	every := time.NewTicker(sweepInterval)
 	defer every.Stop()
+	timed := false
 	for {
-		l.sweep(ctx)
+		l.sweep(ctx, timed)
 		pause := time.NewTimer(sweepPause)
 		select {
 		case <-pause.C:
@@ -80,7 +102,9 @@ func (l *Pods) sweeps(ctx context.Context) {
 		}
 		select { // the time; or a reason
 		case <-every.C:
+			timed = true
 		case <-l.resync:
+			timed = false
 		case <-ctx.Done():
 			return
 		}
@@ -88,8 +112,8 @@ func (l *Pods) sweeps(ctx context.Context) {
 }
 
 // sweep makes storage and registry agree, both directions (contract 13.4). What cannot
-// be listed changes nothing.
-func (l *Pods) sweep(ctx context.Context) {
+// be listed changes nothing. timed: it comes because of the time, and not sooner.
+func (l *Pods) sweep(ctx context.Context, timed bool) {
 	before := l.gens()
 	rows, rowsErr := l.list(ctx)
 	known, clusterErr := l.cluster(ctx)
@@ -104,13 +128,26 @@ func (l *Pods) sweep(ctx context.Context) {
 			l.quiet.Warn("sweep "+what, "the sweep cannot list "+what+": that half waits for the next one", "err", err)
 		}
 	}
+	l.tellCluster(clusterErr)
 	l.prune(ctx, known)
 	if rowsErr == nil {
 		l.compare(rows, before)
 	}
 	if known != nil {
-		l.evictLost(ctx, known)
+		l.evictLost(ctx, known, timed)
 	}
+}
+
+// tellCluster makes it a problem that the API server's side is not known.
+func (l *Pods) tellCluster(err error) {
+	var problems []model.Problem
+	if err != nil {
+		problems = []model.Problem{{Object: "pods of node " + l.cfg.Place.Node, Reason: fmt.Sprintf("what the API server has of them is not known: %v; no pod is forgotten, or evicted, by its word", err)}}
+	}
+	if l.clusterTold || err != nil {
+		l.cfg.Sink.Apply(input.Batch{Problems: map[string][]model.Problem{"cluster": problems}})
+	}
+	l.clusterTold = err != nil
 }
 
 // list is the registry's side: nil and no error is an empty one.
@@ -149,6 +186,9 @@ func (l *Pods) cluster(ctx context.Context) (*clusterPods, error) {
 	c := &clusterPods{list, map[string]bool{}, map[string]bool{}}
 	for i := range list {
 		c.byUID[list[i].UID], c.byName[list[i].name()] = true, true
+		if list[i].Leaving { // it may have been said before the pod was here
+			l.Leaving(list[i])
+		}
 	}
 	return c, nil
 }
@@ -171,11 +211,17 @@ func (l *Pods) gens() map[rowKey]uint64 {
 func (l *Pods) prune(ctx context.Context, known *clusterPods) {
 	l.mu.Lock()
 	pods := make([]*pod, 0, len(l.pods))
+	var absent []*pod // of the API server's, as far as is known
 	for _, p := range l.pods {
 		pods = append(pods, p)
+		// What came since the last pass is not judged: whoever is asked may not have heard of it.
+		if known != nil && p.settled && !known.has(p) {
+			absent = append(absent, p)
+		}
 	}
 	l.mu.Unlock()
 	slices.SortFunc(pods, func(a, b *pod) int { return cmp.Compare(a.rec.Order, b.rec.Order) })
+	orphans := l.confirm(ctx, absent)
 	gone := make(map[*pod]bool, len(pods)) // its namespace
 	for _, p := range pods {
 		if ctx.Err() != nil {
@@ -195,10 +241,8 @@ func (l *Pods) prune(ctx context.Context, known *clusterPods) {
 		if l.pods[p.rec.ContainerID] != p {
 			continue // removed, or added again, meanwhile
 		}
-		// What came since the last pass is not judged: whoever is asked may not have heard of it.
-		judged := p.settled
 		p.settled = true
-		if known != nil && judged && !known.has(p) {
+		if orphans[p] {
 			l.log.Warn("a pod that the API server does not have is forgotten", "pod", p.name(), "container", p.rec.ContainerID)
 			if l.forgetLocked(p) == nil {
 				l.Counts.OrphansPruned.Inc()
@@ -225,6 +269,30 @@ func (l *Pods) prune(ctx context.Context, known *clusterPods) {
 			l.Counts.StalePruned.Inc()
 		}
 	}
+}
+
+// confirm asks the API server itself for pods that it is not known to have: whoever it was heard
+// by may be behind. What cannot be asked now waits for the next pass.
+func (l *Pods) confirm(ctx context.Context, absent []*pod) map[*pod]bool {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	out := make(map[*pod]bool, len(absent))
+	for _, p := range absent {
+		has, err := l.cfg.Cluster.Pod(ctx, p.rec.Namespace, p.rec.Name)
+		switch {
+		case errors.Is(err, ErrNoPod):
+			out[p] = true
+		case err != nil:
+			l.Counts.SweepErrors.Inc()
+			l.quiet.Warn("confirm", "whether a pod is gone cannot be asked: it is kept for now", "pod", p.name(), "err", err)
+			if ctx.Err() != nil {
+				return out
+			}
+		default:
+			out[p] = p.rec.UID != "" && has.UID != p.rec.UID
+		}
+	}
+	return out
 }
 
 // compare makes the node's rows what storage says.
@@ -316,8 +384,10 @@ func alike(a, b *registrypb.ServiceEndpoint) bool {
 	return proto.Equal(plain(a), plain(b))
 }
 
-// evictLost evicts live pods whose add was lost.
-func (l *Pods) evictLost(ctx context.Context, known *clusterPods) {
+// evictLost evicts live pods whose add was lost (contract 13.4), those first that have been
+// tried least. Where no add has ever come none would follow: nobody is evicted there. Only
+// timed passes count, so that three of them are minutes, whatever comes and goes meanwhile.
+func (l *Pods) evictLost(ctx context.Context, known *clusterPods, timed bool) {
 	l.mu.Lock()
 	here := map[string]bool{}
 	for _, p := range l.pods {
@@ -326,9 +396,11 @@ func (l *Pods) evictLost(ctx context.Context, known *clusterPods) {
 		}
 	}
 	missing := map[string]bool{}
+	problems := map[string][]model.Problem{}
+	evicts := l.cfg.EvictLost && l.order > 0
 	var evict []ClusterPod
 	for _, p := range known.list {
-		id := cmp.Or(p.UID, p.name())
+		id := p.id()
 		if !p.Live || endpointmeta.Ignorable(p.Namespace, p.Labels, p.Addresses) || here[id] || here[p.name()] {
 			continue
 		}
@@ -339,12 +411,40 @@ func (l *Pods) evictLost(ctx context.Context, known *clusterPods) {
 			l.lost[id] = lost
 			l.Counts.MissingStorage.Inc()
 		}
-		if lost.passes = min(lost.passes+1, missedPasses); lost.passes == missedPasses && !lost.evicted && len(evict) < maxEvictions {
+		if timed {
+			lost.passes = min(lost.passes+1, missedPasses)
+		}
+		if lost.passes < missedPasses {
+			continue
+		}
+		if !lost.told {
+			lost.told = true
+			problems["lost "+id] = []model.Problem{{Object: "Pod " + p.name(), Reason: "it runs on this node and is not served: its add never came, or was lost; make the pod anew"}}
+		}
+		if timed && evicts && !lost.evicted {
 			evict = append(evict, p)
 		}
 	}
-	maps.DeleteFunc(l.lost, func(id string, _ *lostPod) bool { return !missing[id] })
+	for id, lost := range l.lost {
+		if missing[id] {
+			continue
+		}
+		if lost.told {
+			problems["lost "+id] = nil
+		}
+		delete(l.lost, id)
+	}
+	slices.SortFunc(evict, func(a, b ClusterPod) int {
+		return cmp.Or(cmp.Compare(l.lost[a.id()].tries, l.lost[b.id()].tries), cmp.Compare(a.name(), b.name()))
+	})
+	evict = evict[:min(len(evict), maxEvictions)]
+	for _, p := range evict {
+		l.lost[p.id()].tries++
+	}
 	l.mu.Unlock()
+	if len(problems) > 0 {
+		l.cfg.Sink.Apply(input.Batch{Problems: problems})
+	}
 	for _, p := range evict {
 		in, cancel := context.WithTimeout(ctx, listTimeout)
 		err := l.cfg.Cluster.Evict(in, p, ReasonAddLost, textAddLost)
@@ -357,7 +457,7 @@ func (l *Pods) evictLost(ctx context.Context, known *clusterPods) {
 		l.Counts.LostAddEvictions.Inc()
 		l.log.Warn("a pod whose add was lost is evicted", "pod", p.name(), "uid", p.UID)
 		l.mu.Lock()
-		if lost := l.lost[cmp.Or(p.UID, p.name())]; lost != nil {
+		if lost := l.lost[p.id()]; lost != nil {
 			lost.evicted = true
 		}
 		l.mu.Unlock()
