@@ -283,7 +283,7 @@ func TestSweep(t *testing.T) {
 		})
 	})
 	t.Run("a live pod without a record is evicted after three passes, two a pass", func(t *testing.T) {
-		inWorld(t, func(w *world) { w.cfg.Cluster, w.api = w, map[string]ClusterPod{} }, func(w *world) {
+		inWorld(t, func(w *world) { w.cfg.Cluster, w.cfg.EvictLost, w.api = w, true, map[string]ClusterPod{} }, func(w *world) {
 			w.healthy(cart(1))
 			w.set(func() {
 				for i := range 6 {
@@ -318,21 +318,6 @@ func TestSweep(t *testing.T) {
 			}
 			if c := &w.pods.Counts; c.MissingStorage.Value() != 6 || c.LostAddEvictions.Value() != 5 {
 				t.Errorf("%d missing, %d evicted", c.MissingStorage.Value(), c.LostAddEvictions.Value())
-			}
-		})
-	})
-	t.Run("an eviction that is refused is tried again", func(t *testing.T) {
-		inWorld(t, func(w *world) {
-			w.cfg.Cluster, w.api = w, map[string]ClusterPod{"1": ofAPI(cart(1))}
-			w.evictErr = errors.New("a disruption budget")
-		}, func(w *world) {
-			for range 5 {
-				w.pass()
-			}
-			w.set(func() { w.evictErr = nil })
-			w.pass()
-			if len(w.evicted) != 1 {
-				t.Errorf("%v", w.evicted)
 			}
 		})
 	})

@@ -46,8 +46,11 @@ type world struct {
 	applied  []string // what the sink was told
 	api      map[string]ClusterPod
 	apiErr   error
+	askErr   error          // of the API server itself
+	own      map[string]Pod // what it has besides api, by namespace/name
 	evicted  []string
-	evictErr error
+	evictErr func(ClusterPod) error
+	attempts []string // evictions asked for
 	logs     *strings.Builder
 }
 
@@ -254,18 +257,38 @@ func (w *world) Apply(b input.Batch) {
 
 func (w *world) Report(input.Status) {}
 
-// Pods and Evict are Cluster.
+// Pods, Pod and Evict are Cluster.
 func (w *world) Pods(context.Context) ([]ClusterPod, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Collect(maps.Values(w.api)), w.apiErr
 }
 
+func (w *world) Pod(_ context.Context, namespace, name string) (Pod, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.askErr != nil {
+		return Pod{}, w.askErr
+	}
+	if p, ok := w.own[namespace+"/"+name]; ok {
+		return p, nil
+	}
+	for _, p := range w.api {
+		if p.Namespace == namespace && p.Name == name {
+			return Pod{Namespace: namespace, Name: name, UID: p.UID, Labels: p.Labels, Terminating: p.Leaving}, nil
+		}
+	}
+	return Pod{}, fmt.Errorf("%s/%s: %w", namespace, name, ErrNoPod)
+}
+
 func (w *world) Evict(_ context.Context, p ClusterPod, reason, _ string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.attempts = append(w.attempts, p.name())
 	if w.evictErr != nil {
-		return w.evictErr
+		if err := w.evictErr(p); err != nil {
+			return err
+		}
 	}
 	w.evicted = append(w.evicted, reason+" "+p.name())
 	return nil
