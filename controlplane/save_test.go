@@ -348,3 +348,46 @@ func TestSaveForSuccessor(t *testing.T) {
 		}
 	})
 }
+
+// TestHoldSaves: a process that is followed writes nothing over what its successor wrote, not even
+// at its end; it goes on where the successor comes to nothing.
+func TestHoldSaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := lastgood.New(filepath.Join(t.TempDir(), "last-good"))
+		w, src := start(t, Config{LastGood: file}, "registry")
+		src[0].Replace(batch(t, "pods shop/cart 8080"))
+		time.Sleep(2 * saveSoon)
+		w.loop.Save()
+		w.loop.HoldSaves(true)
+		const successors = "the successor's"
+		if err := os.WriteFile(file.Path(), []byte(successors), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		is := func(want bool) {
+			t.Helper()
+			b, err := os.ReadFile(file.Path())
+			if err != nil || (string(b) == successors) != want {
+				t.Errorf("the file is the successor's: %t (%v), want %t", string(b) == successors, err, want)
+			}
+		}
+		change := func(n string) {
+			src[0].Apply(input.Batch{Endpoints: batch(t, "pods shop/cart*"+n+" 8080").Endpoints})
+			time.Sleep(2 * saveAgain)
+			synctest.Wait()
+		}
+		change("2")
+		w.loop.Save()
+		is(true)
+		w.loop.HoldSaves(false) // it failed
+		time.Sleep(saveEvery)
+		synctest.Wait()
+		is(false)
+		w.loop.HoldSaves(true)
+		if err := os.WriteFile(file.Path(), []byte(successors), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		change("3")
+		w.stop()
+		is(true)
+	})
+}

@@ -7,29 +7,45 @@ import (
 
 // TestFlags: combinations that make no sense say so.
 func TestFlags(t *testing.T) {
+	r := []string{"r:8443"}
 	for _, tt := range []struct {
 		o    options
 		want string // in the error; empty: none
 		dir  string // of the pods
+		pods string // what --cluster-pods comes to; empty: off
 	}{
-		{options{}, "--node", ""},
-		{options{node: "n1"}, "--config, --registrar or --kubernetes", ""},
-		{options{node: "n1", config: "d"}, "", ""},
-		{options{node: "../n1", config: "d"}, "--node", ""},
-		{options{node: "n1/x", config: "d"}, "--node", ""},
-		{options{node: "n1", config: "d", podsDir: "p"}, "--pods-dir is of no use", ""},
-		{options{node: "n1", config: "d", registrarInsecure: true}, "--registrar-insecure is of no use", ""},
-		{options{node: "n1", config: "d", registrarWhole: true}, "--registrar-whole is of no use", ""},
-		{options{node: "n1", registrar: []string{"r:8443"}}, "--state-dir", ""},
-		{options{node: "n1", registrar: []string{"r:8443"}, stateDir: "/s"}, "", "/s/pods/n1"},
-		{options{node: "n1", registrar: []string{"r:8443"}, stateDir: "/s", podsDir: "/p"}, "", "/p"},
-		{options{node: "n1", registrar: []string{"r:8443"}, stateDir: "/s", registrarInsecure: true}, "not on the loopback", ""},
-		{options{node: "n1", registrar: []string{"127.0.0.1:8443"}, stateDir: "/s", registrarInsecure: true}, "", "/s/pods/n1"},
+		{options{}, "--node", "", ""},
+		{options{node: "n1"}, "--config, --registrar or --kubernetes", "", ""},
+		{options{node: "n1", config: "d"}, "", "", ""},
+		{options{node: "../n1", config: "d"}, "--node", "", ""},
+		{options{node: "n1/x", config: "d"}, "--node", "", ""},
+		{options{node: "n1", config: "d", podsDir: "p"}, "--pods-dir is of no use", "", ""},
+		{options{node: "n1", config: "d", registrarInsecure: true}, "--registrar-insecure is of no use", "", ""},
+		{options{node: "n1", config: "d", registrarWhole: true}, "--registrar-whole is of no use", "", ""},
+		{options{node: "n1", registrar: []string{"r:8443"}}, "--state-dir", "", ""},
+		{options{node: "n1", registrar: []string{"r:8443"}, stateDir: "/s"}, "", "/s/pods/n1", ""},
+		{options{node: "n1", registrar: []string{"r:8443"}, stateDir: "/s", podsDir: "/p"}, "", "/p", ""},
+		{options{node: "n1", registrar: []string{"r:8443"}, stateDir: "/s", registrarInsecure: true}, "not on the loopback", "", ""},
+		{options{node: "n1", registrar: []string{"127.0.0.1:8443"}, stateDir: "/s", registrarInsecure: true}, "", "/s/pods/n1", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", kubernetes: true}, "", "/s/pods/n1", podsEvict},
+		{options{node: "n1", registrar: r, stateDir: "/s", kubeconfig: "k"}, "", "/s/pods/n1", podsEvict},
+		{options{node: "n1", registrar: r, stateDir: "/s", kubernetes: true, config: "d"}, "", "/s/pods/n1", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", kubernetes: true, config: "d", clusterPods: "watch"}, "", "/s/pods/n1", podsWatch},
+		{options{node: "n1", registrar: r, stateDir: "/s", kubernetes: true, config: "d", clusterPods: "evict"}, "write watch", "", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", kubernetes: true, clusterPods: "off"}, "", "/s/pods/n1", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", kubernetes: true, clusterPods: "on"}, "is none of off, watch and evict", "", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", clusterPods: "watch"}, "needs --registrar", "", ""},
+		{options{node: "n1", kubernetes: true, clusterPods: "evict"}, "needs --registrar", "", ""},
+		{options{node: "n1", config: "d", clusterPods: "off"}, "", "", ""},
+		{options{node: "n1", kubernetes: true}, "", "", ""},
 	} {
 		err := tt.o.checkSources()
+		if tt.pods == "" {
+			tt.pods = podsOff
+		}
 		switch {
-		case tt.want == "" && (err != nil || tt.o.podsDir != tt.dir):
-			t.Errorf("%+v: %v, pods in %q, want %q", tt.o, err, tt.o.podsDir, tt.dir)
+		case tt.want == "" && (err != nil || tt.o.podsDir != tt.dir || tt.o.clusterPods != tt.pods):
+			t.Errorf("%+v: %v, pods in %q, want %q, and %s", tt.o, err, tt.o.podsDir, tt.dir, tt.pods)
 		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
 			t.Errorf("%+v: %v, want %q", tt.o, err, tt.want)
 		}

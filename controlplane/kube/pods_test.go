@@ -215,7 +215,9 @@ func TestPods(t *testing.T) {
 		w.pod("failed", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
 		w.pod("starts", func(p *corev1.Pod) { p.Status = corev1.PodStatus{Phase: corev1.PodPending} })
 		w.pod("other", func(p *corev1.Pod) { p.Labels = map[string]string{"aether.io/managed": "True"} })
-		w.pod("static", func(p *corev1.Pod) { p.Annotations, p.Spec.ServiceAccountName = map[string]string{corev1.MirrorPodAnnotationKey: "x"}, "" })
+		w.pod("static", func(p *corev1.Pod) {
+			p.Annotations, p.Spec.ServiceAccountName = map[string]string{corev1.MirrorPodAnnotationKey: "x"}, ""
+		})
 		w.list("done managed 1", "failed managed 1", "host managed 1", "other 1 live", "runs managed 1 live", "starts managed 0", "static managed 1")
 		w.told()
 	})

@@ -187,7 +187,9 @@ func TestAddNamed(t *testing.T) {
 	})
 	t.Run("one that leaves already has no row", func(t *testing.T) {
 		inWorld(t, withCluster(), func(w *world) {
-			w.set(func() { w.own["shop/cart-1"] = Pod{UID: "uid-1", Account: "cart", Labels: cart(1).Labels, Terminating: true} })
+			w.set(func() {
+				w.own["shop/cart-1"] = Pod{UID: "uid-1", Account: "cart", Labels: cart(1).Labels, Terminating: true}
+			})
 			if r, err := w.pods.AddNamed(w.t.Context(), named()); r != Success || err != nil {
 				t.Fatal(r, err)
 			}
