@@ -464,9 +464,12 @@ func TestSuccessor(t *testing.T) {
 			t.Errorf("it leads %s, and tells of %d", got, len(w.work))
 		}
 		for k, e := range w.rows {
-			if e.GetLocality().GetZone() != "eu-7" {
+			if e.GetLocality().GetZone() != "eu-7" || e.GetKubernetesMetadata().GetNodeIp() != "" {
 				t.Errorf("%s: where the node is was said before it led, and is not in force: %v", k, e)
 			}
+		}
+		if b, err := os.ReadFile(filepath.Join(w.cfg.Dir, "c4.json")); err != nil || !strings.Contains(string(b), "eu-7") {
+			t.Errorf("%v: the record does not say where the node is: %s", err, b)
 		}
 		if _, err := os.Stat(half); err == nil {
 			t.Error("what is left of the other one's write stays for ever")
