@@ -288,6 +288,7 @@ func TestFaults(t *testing.T) {
 		{"a pod is added", podAdded},
 		{"registrar killed and started anew", registrarKilled},
 		{"etcd killed and restored", etcdKilled},
+		{"a proxy is replaced", replaced},
 		{"proxies start while registrar and etcd are away", startedAlone},
 	} {
 		if !t.Run(tt.name, func(t *testing.T) {
