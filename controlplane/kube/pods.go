@@ -209,7 +209,7 @@ func (p *Pods) event(ctx context.Context, of Pod, reason, message string) {
 	e := &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: of.Namespace, Name: name},
 		InvolvedObject: corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: of.Namespace, Name: of.Name, UID: types.UID(of.UID)},
-		Type:           corev1.EventTypeWarning, Reason: reason, Message: message[:min(len(message), maxMessage)],
+		Type:           corev1.EventTypeWarning, Reason: reason, Message: strings.ToValidUTF8(message[:min(len(message), maxMessage)], ""),
 		Source: corev1.EventSource{Component: by, Host: p.cfg.Node}, ReportingController: by, ReportingInstance: p.cfg.Node,
 		FirstTimestamp: now, LastTimestamp: now, Count: times,
 	}
