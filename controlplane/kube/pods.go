@@ -256,10 +256,8 @@ func (p *Pods) hear(n follow.News[*keptPod]) {
 		for _, o := range n.Objects {
 			leave = p.setLocked(leave, o, old)
 		}
-		if !p.over { // else nobody knows
-			for _, was := range old {
-				leave = append(leave, was.pod.gone())
-			}
+		for _, was := range old {
+			leave = append(leave, was.pod.gone())
 		}
 		if !p.listed {
 			p.listed = true
