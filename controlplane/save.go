@@ -209,14 +209,6 @@ func (l *Loop) Save() {
 	}
 }
 
-// HoldSaves says whether the last good state's file is another process's, which follows this
-// one: while it is nothing is written. It returns once that is so.
-func (l *Loop) HoldSaves(held bool) {
-	l.saving.Lock()
-	defer l.saving.Unlock()
-	l.held = held
-}
-
 // save writes the last good state. What could not be written is tried again after a while.
 func (l *Loop) save(now time.Time) {
 	l.saving.Lock()
@@ -251,6 +243,14 @@ func (l *Loop) save(now time.Time) {
 	}
 	l.Counters.Saves.Inc()
 	l.saved.at, l.saved.bytes, l.saved.err, l.saved.loadErr = now, size, "", ""
+}
+
+// HoldSaves says whether the last good state's file is another process's, which follows this
+// one: while it is nothing is written. It returns once that is so.
+func (l *Loop) HoldSaves(held bool) {
+	l.saving.Lock()
+	defer l.saving.Unlock()
+	l.held = held
 }
 
 // fresh is until when what the source says is known to be true; zero: it has said nothing.
