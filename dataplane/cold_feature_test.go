@@ -21,10 +21,11 @@ type coldTown struct {
 	*town
 	web        *outbound.Pod
 	wanted     chan model.ServiceName
-	proxy      string // web's proxy port
-	http, tcp  int    // where the application is
-	cold, warm string // the mesh before, and after
-	captured   string // a dial of shop/cart's raw-TCP port
+	proxy      string         // web's proxy port
+	http, tcp  int            // where the application is
+	cold, warm string         // the mesh before, and after
+	captured   string         // a dial of shop/cart's raw-TCP port
+	dialled    map[int]string // and of its others, by port
 }
 
 func newColdTown(t *testing.T) *coldTown {
@@ -36,7 +37,9 @@ func newColdTown(t *testing.T) *coldTown {
 	w.pod("cart1", "cart", "cart", "127.1.0.1")
 	w.http, w.tcp = w.echo(), w.line("cart")
 	w.proxy = w.listen(w.web.Engine, "127.0.0.1:0", w.out.AcceptProxy(w.web))
+	w.dialled = map[int]string{}
 	w.captured = w.listen(w.web.Engine, fmt.Sprintf("127.0.0.2:%d", w.tcp), w.out.AcceptCaptured(w.web))
+	w.dialled[w.tcp] = w.captured
 	w.cold = fmt.Sprintf("catalog shop/cart\nservice shop/cart 127.0.0.2 %d=http,%d=tcp\nlocal shop/web cid=web\nlocal shop/cart %[1]d=http,%[2]d=tcp cid=cart1\n", w.http, w.tcp)
 	w.warm = w.cold + fmt.Sprintf("pods shop/cart %d=http,%d=tcp ip=127.1.0.1\n", w.http, w.tcp)
 	w.news(w.cold)
@@ -244,6 +247,6 @@ func TestColdRaw(t *testing.T) {
 	w.news(w.cold)
 	dial()
 	w.wants()
-	w.news(strings.ReplaceAll(w.cold, fmt.Sprintf("127.0.0.2 %d=http,%d=tcp", w.http, w.tcp), fmt.Sprintf("127.0.0.2 %d=http", w.http))) // no port of it any more
-	w.ended(2, 1, 1, 0)                                                                                                                  // it is looked at now
+	w.news(w.cold + fmt.Sprintf("pods shop/cart %d=http ip=127.1.0.1\n", w.http)) // no port of it any more
+	w.ended(2, 1, 1, 0)                                                           // it is looked at now
 }

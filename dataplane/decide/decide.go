@@ -16,7 +16,11 @@ const sniffWait = time.Second
 
 // Decide says what to do with a connection.
 //
-// Captured: with f.Sniff None it answers Sniff only where the bytes can change
+// Captured: a dial of a mesh service whose rows are not here is Await before
+// anything else, for the rows say which class a port has (contract 4.6, decision
+// 033); with f.Waited what else is known of the service decides.
+//
+// With f.Sniff None it answers Sniff only where the bytes can change
 // the answer. A declared raw-TCP port is forwarded without a byte read. On an
 // HTTP port of the mesh, and on its port 18081, the wait has no bound of its
 // own: clients open connections ahead and say nothing, and a connection to the
@@ -85,6 +89,11 @@ func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdic
 			t.add("%s is %s's, a user's Service that no route names: its address is not the mesh's (contract 4.9)", addr, svc.Rule)
 		}
 		svc = nil
+	case svc.Await && f.Sniff == model.SniffNone && !f.Waited:
+		if t != nil {
+			t.add("%s is %s's (%s), which is in the mesh's catalog and whose rows are not here yet: nothing is read before they are (contract 4.6)", addr, svc.Rule, svc.Kind)
+		}
+		return Verdict{Action: Await, Reason: AwaitRows, Rule: svc.Rule, Awaits: svc}
 	default:
 		if t != nil {
 			t.add("%s is %s's (%s)", addr, svc.Rule, svc.Kind)
@@ -368,6 +377,13 @@ func Explain(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head) (Verdict, *Tr
 	if r == nil {
 		t.add("verdict: %s", v)
 		return v, t
+	}
+	if v.Action == Await {
+		t.add("verdict before the first byte: %s; should they not come in time:", v)
+		g := *f
+		g.Waited = true
+		f = &g
+		v = Decide(s, f, 0, t)
 	}
 	if v.Action == Sniff {
 		t.add("verdict before the first byte: %s", v)

@@ -142,6 +142,10 @@ func ask(snap *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, pick uint32) (
 	if v = decide.Decide(snap, f, pick, nil); r == nil {
 		return v
 	}
+	if v.Action == decide.Await {
+		f.Waited = true
+		v = decide.Decide(snap, f, pick, nil)
+	}
 	if v.Action == decide.Sniff {
 		f.Sniff, f.Host = model.SniffHTTP11, string(r.Authority)
 		v = decide.Decide(snap, f, pick, nil)

@@ -151,16 +151,21 @@ func TestExplainAgrees(t *testing.T) {
 			if got != want || len(tr.Steps) < 2 {
 				t.Errorf("%s: %s, explained %s by %v", f, want, got, tr.Steps)
 			}
+			asked := f
+			if want.Action == decide.Await {
+				f.Waited = true
+				want = decide.Decide(s, &f, 0, nil)
+			}
 			if want.Action == decide.Sniff {
 				f.Sniff, f.Host = model.SniffHTTP11, string(h.Authority)
 				want = decide.Decide(s, &f, 0, nil)
-				f.Sniff, f.Host = model.SniffNone, ""
 			}
+			f.Sniff, f.Host = asked.Sniff, asked.Host
 			if want.Action == decide.Serve || want.Action == decide.Deliver && want.Class == model.HTTP {
 				want = decide.Route(s, &f, &h, 0, nil)
 			}
-			if got, _ := decide.Explain(s, &f, &h); got != want {
-				t.Errorf("%s | %s: %s, explained %s", f, model.RequestString(&h), want, got)
+			if got, _ := decide.Explain(s, &asked, &h); got != want {
+				t.Errorf("%s | %s: %s, explained %s", asked, model.RequestString(&h), want, got)
 			}
 		}
 	})

@@ -527,4 +527,7 @@ type Flow struct {
 	Sniff     Sniff
 	Host      string // authority of the first request, or the server name of a ClientHello
 	Peer      string // verified SPIFFE ID of the caller; Inbound only
+	// Waited: the rows of the service that was dialled are not waited for any more, and what
+	// else is known of it decides (contract 4.6); Captured only.
+	Waited bool
 }

@@ -59,8 +59,8 @@ func (d Direction) String() string { return nameOf(dirNames[:], uint8(d)) }
 //	shop/cart < 8080 h2c peer=spiffe://td/ns/shop/sa/web
 //
 // Namespace, slash, ServiceAccount, and after an @ the container, if known;
-// the direction and the destination; the sniff result; host and peer. A value
-// with a space or a quote in it is quoted as Go quotes strings. ParseFlow reads
+// the direction and the destination; the sniff result; host and peer; "waited" where
+// rows are not waited for any more. A value with a space or a quote in it is quoted as Go quotes strings. ParseFlow reads
 // it back, given that the direction is one of the three.
 func (f Flow) String() string {
 	b := make([]byte, 0, 96)
@@ -98,10 +98,13 @@ func (f Flow) String() string {
 	if f.Peer != "" {
 		b = appendWord(append(b, " peer="...), f.Peer)
 	}
+	if f.Waited {
+		b = append(b, " waited"...)
+	}
 	return string(b)
 }
 
-const flowForm = `the form is: namespace/account[@container] > address:port|proxy [sniff] [host=H], or namespace/account < port [sniff] [peer=ID]`
+const flowForm = `the form is: namespace/account[@container] > address:port|proxy [sniff] [host=H] [waited], or namespace/account < port [sniff] [peer=ID]`
 
 // ParseFlow reads what Flow.String writes. The destination of a Proxy flow and
 // the address of an Inbound one are not part of the text.
@@ -168,6 +171,8 @@ func ParseFlow(text string) (Flow, error) {
 			f.Host = value
 		case ok && key == "peer" && f.Peer == "":
 			f.Peer = value
+		case !ok && w == "waited" && !f.Waited:
+			f.Waited = true
 		case !ok && f.Sniff == SniffNone && sniffOf(w) != SniffNone:
 			f.Sniff = sniffOf(w)
 		default:

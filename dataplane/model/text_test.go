@@ -23,6 +23,7 @@ func TestFlowText(t *testing.T) {
 		{"shop/web@c0ffee > [fd00::1]:80", model.Flow{Namespace: "shop", Workload: "web", Container: "c0ffee", Dir: model.Captured, Dst: dst("[fd00::1]:80")}},
 		{"shop/web > proxy h2c host=cart:8080", model.Flow{Namespace: "shop", Workload: "web", Dir: model.Proxy, Sniff: model.SniffH2C, Host: "cart:8080"}},
 		{"shop/cart < 8080 h2c peer=spiffe://td/ns/shop/sa/web", model.Flow{Namespace: "shop", Workload: "cart", Dir: model.Inbound, Dst: model.OrigDst{AddrPort: netip.AddrPortFrom(netip.Addr{}, 8080)}, Sniff: model.SniffH2C, Peer: "spiffe://td/ns/shop/sa/web"}},
+		{"shop/web > 10.96.0.10:8080 waited", model.Flow{Namespace: "shop", Workload: "web", Dir: model.Captured, Dst: dst("10.96.0.10:8080"), Waited: true}},
 		{"/web > 1.2.3.4:1 silent", model.Flow{Workload: "web", Dir: model.Captured, Dst: dst("1.2.3.4:1"), Sniff: model.SniffSilent}},
 		{`shop/web > 1.2.3.4:1 http10 host="a b\"c"`, model.Flow{Namespace: "shop", Workload: "web", Dir: model.Captured, Dst: dst("1.2.3.4:1"), Sniff: model.SniffHTTP10, Host: `a b"c`}},
 	} {
@@ -49,6 +50,7 @@ func TestFlowTextErrors(t *testing.T) {
 		"a/b < http":                    "destination",
 		"a/b < 65536":                   "destination",
 		"a/b > 1.2.3.4:1 http3":         "http3",
+		"a/b > 1.2.3.4:1 waited waited": "twice",
 		"a/b > 1.2.3.4:1 tls opaque":    "twice",
 		"a/b > 1.2.3.4:1 host=a host=b": "twice",
 		"a/b > 1.2.3.4:1 host=":         "nothing after",

@@ -73,6 +73,11 @@ func (o *Outbound) park(x *exchange.Exchange, c *conn, rq *reqState, sent []http
 		o.fail(x, rq, "no-endpoint", strings.TrimSuffix(rq.v.Text, "\n"))
 		return
 	}
+	if c.late() {
+		o.cfg.Want(rq.v.Awaits.Name)
+		o.fail(x, rq, causeAwait, textTooLate+rq.v.Awaits.Name.String()+textTryAgain)
+		return
+	}
 	if !o.enter(c.pod) {
 		o.Cold[coldOverflow].Inc()
 		o.fail(x, rq, causeOverload, textTooCold)
@@ -147,8 +152,12 @@ func (o *Outbound) Recall() {
 	})
 }
 
-// coldConn is a connection to a declared raw-TCP port that waits for rows. Nothing is read
-// from it meanwhile.
+// late: the connection has just waited for rows in vain. What it asks for next is not waited for
+// once more: 2 s is what a client waits (contract 4.6).
+func (c *conn) late() bool { return c.vain != 0 && c.st.l.Now()-c.vain < int64(coldTime) }
+
+// coldConn is a connection that waits for rows: to a service whose rows are not here, or to a
+// raw-TCP port that leads to one. Nothing is read from it meanwhile.
 type coldConn struct {
 	c     *conn
 	fd    int
@@ -167,7 +176,15 @@ func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uin
 	var end connEnd
 	switch {
 	case o.cfg.Want == nil:
+	case c.late():
+		o.cfg.Want(v.Awaits.Name)
+		end = connEnd{ended: "proxy", cause: causeAwait}
 	case !o.enter(c.pod):
+		if c.unasked() { // to an HTTP port it is said in HTTP
+			c.flow.Waited = true
+			c.begin(fd, decide.Decide(snap, &c.flow, draw, nil), snap, draw, first)
+			return
+		}
 		o.Cold[coldOverflow].Inc()
 		end = connEnd{ended: "proxy", cause: causeOverload}
 	default:
@@ -187,6 +204,10 @@ func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uin
 	_ = socket.Abort(fd)
 	c.record(v, snap, end)
 }
+
+// unasked: no byte of the connection has been looked at, and what else is known of the service
+// that was dialled has not been either.
+func (c *conn) unasked() bool { return c.flow.Sniff == model.SniffNone && !c.flow.Waited }
 
 // over: it does not wait any more.
 func (k *coldConn) over(how int) {
@@ -223,21 +244,17 @@ func (k *coldConn) reconsider(snap *snapshot.Snapshot) {
 		return
 	}
 	k.over(coldCame)
+	k.begin(v, snap)
+}
+
+// begin does what a verdict says that is not to wait.
+func (k *coldConn) begin(v decide.Verdict, snap *snapshot.Snapshot) {
+	c := k.c
 	if err := c.st.l.Detach(k.fd); err != nil {
 		unix.Close(k.fd)
 		return
 	}
-	switch {
-	case v.Action == decide.Forward:
-		c.forward(k.fd, v, snap, k.first)
-	case v.Action == decide.Passthrough:
-		c.pass(k.fd, v, snap, -1, k.first)
-	case (v.Action == decide.Sniff || v.Action == decide.Serve) && c.flow.Sniff == model.SniffNone: // the port is another one's by now
-		c.sniff(snap, v, k.fd)
-	default:
-		_ = socket.Abort(k.fd)
-		c.record(v, snap, connEnd{ended: "proxy"})
-	}
+	c.begin(k.fd, v, snap, k.draw, k.first)
 }
 
 // Event is reactor.Source. A client that has said all it has to say waits for an answer.
@@ -247,8 +264,19 @@ func (k *coldConn) Event(ev uint32) {
 	}
 }
 
-// Run is reactor.Task: nothing came in time.
-func (k *coldConn) Run() { k.drop(coldExpired, "proxy", causeAwait) }
+// Run is reactor.Task: nothing came in time. What else is known of the service decides: to an HTTP
+// port the answer is said in HTTP, and bytes that would have to go to its pods are refused.
+func (k *coldConn) Run() {
+	c := k.c
+	unasked := c.unasked()
+	c.flow.Waited, c.vain = true, c.st.l.Now()
+	if v := decide.Decide(k.snap, &c.flow, k.draw, nil); unasked && v.Action != decide.Await {
+		k.over(coldExpired)
+		k.begin(v, k.snap)
+		return
+	}
+	k.drop(coldExpired, "proxy", causeAwait)
+}
 
 // Fail is reactor.Source and Task.
 func (k *coldConn) Fail(error) { k.drop(coldGone, "proxy", "internal") }

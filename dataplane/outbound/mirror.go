@@ -81,6 +81,9 @@ func (st *loopState) newMirror(x *exchange.Exchange, c *conn, rq *reqState, to *
 	copied := &reqState{snap: rq.snap, grpc: rq.grpc}
 	copied.v = decide.Verdict{Action: decide.Forward, Reason: rq.v.Reason, Rule: rq.v.Rule, Backend: to.Backend, Set: rq.snap.Endpoints(to.Backend)}
 	copied.copyOf = m
+	if svc := rq.snap.Service(to.Backend.Service); svc != nil && svc.Await && copied.v.Set.Len() == 0 && st.o.cfg.Want != nil {
+		st.o.cfg.Want(svc.Name) // this copy is lost, later ones are not: nothing waits for a copy
+	}
 	m.x.User = copied
 	if m.whole {
 		st.l.Arm(&m.wait, (*mirrorLate)(m), int64(mirrorWait))

@@ -156,7 +156,8 @@ type conn struct {
 	flow     model.Flow
 	start    int64
 	requests int
-	passed   bool // a request of it went to the dialled address: that connection is closed with it
+	vain     int64 // when a wait for the rows of what was dialled ended without them; 0: none did
+	passed   bool  // a request of it went to the dialled address: that connection is closed with it
 	passH2   bool
 }
 
@@ -223,17 +224,23 @@ func (o *Outbound) accept(l *engine.Loop, fd int, p *Pod, dir model.Direction, d
 	c.flow = model.Flow{Namespace: p.Namespace, Workload: p.Account, Container: p.Container, Dir: dir, Dst: model.OrigDst{AddrPort: dst}}
 	snap := o.cfg.Store.Load()
 	draw := st.rnd.Uint32()
-	v := decide.Decide(snap, &c.flow, draw, nil)
-	switch v.Action {
-	case decide.Sniff, decide.Serve:
+	c.flow.Waited = dir == model.Captured && o.cfg.Want == nil // nobody would bring rows
+	c.begin(fd, decide.Decide(snap, &c.flow, draw, nil), snap, draw, nil)
+}
+
+// begin does what the verdict on a captured connection says. fd is no loop's. first is what
+// has been read from it; it may alias anything.
+func (c *conn) begin(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uint32, first []byte) {
+	switch {
+	case (v.Action == decide.Sniff || v.Action == decide.Serve) && c.flow.Sniff == model.SniffNone:
 		c.sniff(snap, v, fd)
-	case decide.Forward:
-		c.forward(fd, v, snap, nil)
-	case decide.Passthrough:
-		c.pass(fd, v, snap, -1, nil)
-	case decide.Await:
-		c.await(fd, v, snap, draw, nil)
-	default:
+	case v.Action == decide.Forward:
+		c.forward(fd, v, snap, first)
+	case v.Action == decide.Passthrough:
+		c.pass(fd, v, snap, -1, first)
+	case v.Action == decide.Await:
+		c.await(fd, v, snap, draw, first)
+	default: // refused; or the port has become another one since it was sniffed
 		_ = socket.Abort(fd)
 		c.record(v, snap, connEnd{})
 	}

@@ -26,6 +26,10 @@ func (w *world) captured(f *model.Flow, pick uint32) Answer {
 	if svc.broken {
 		return refuse("broken-service")
 	}
+	// 4.6: the rows say what the ports are, so they are waited for before a byte is looked at.
+	if svc.await && f.Sniff == model.SniffNone && !f.Waited {
+		return Answer{Action: "await", Reason: "await-rows"}
+	}
 	// Step 1: a server name that a TLSRoute claims.
 	arms := w.tlsArms(svc, d, f.Namespace)
 	if f.Sniff == model.SniffTLS {

@@ -113,6 +113,10 @@ func goldenAnswer(t *testing.T, m *model.Mesh, question string) string {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if a.Action == "await" {
+			f.Waited = true
+			a = reference.Connection(m, &f, pick)
+		}
 		if a.Action == "sniff" {
 			f.Sniff, f.Host = model.SniffHTTP11, string(h.Authority)
 			a = reference.Connection(m, &f, pick)

@@ -404,6 +404,7 @@ func RandomFlow(r *rand.Rand) model.Flow {
 	if f.Dir == model.Inbound && r.IntN(2) == 0 {
 		f.Peer = pick(r, identities)
 	}
+	f.Waited = f.Dir == model.Captured && r.IntN(3) == 0
 	return f
 }
 
