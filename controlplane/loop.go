@@ -66,8 +66,9 @@ type Config struct {
 	// when Run begins; nil: nobody is. It is called by the loop's goroutine and returns soon.
 	OnSettings func(input.Settings)
 	// OnNeeds is told, by the loop's goroutine, which services this node needs whoever asks
-	// (contract 9.9): those of its own pods, those that they declare, and all that have an
-	// address; ascending. It returns soon. nil: nobody is.
+	// (contract 9.9): those of its own pods, those that they declare, and those with an
+	// address for which nothing can wait (decision 033); ascending. It returns soon. nil:
+	// nobody is.
 	OnNeeds func([]model.ServiceName)
 	// LastGood is where the last good state is kept; nil: it is not.
 	LastGood *lastgood.File

@@ -450,8 +450,8 @@ func TestSettings(t *testing.T) {
 	})
 }
 
-// TestNeeds (contract 9.9): services of this node's pods, what these declare, and what has an
-// address, before anything can be published, and again when they change.
+// TestNeeds (contract 9.9, decision 033): services of this node's pods, what these declare, and users' Services and
+// those with UDP that have an address, before anything can be published, and again when they change.
 func TestNeeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got [][]model.ServiceName
@@ -464,23 +464,23 @@ func TestNeeds(t *testing.T) {
 		if len(others) > 0 {
 			t.Error("Kubernetes has not been heard")
 		}
-		src[2].Replace(batch(t, "service shop/cart 10.96.0.1\nservice shop/headless"))
+		src[2].Replace(batch(t, "user shop/cart 10.96.0.1 80:80\nuser shop/headless 80:80\nservice shop/generated 10.96.0.2 8080,9000=tcp\nservice shop/dns 10.96.0.3 53=tcp,5353=udp"))
 		if err := <-others; err != nil {
 			t.Error(err)
 		}
-		if len(got) != 2 || fmt.Sprint(got[1]) != "[pay/api shop/cart shop/web]" || w.target.count() != 0 {
+		if len(got) != 2 || fmt.Sprint(got[1]) != "[pay/api shop/cart shop/dns shop/web]" || w.target.count() != 0 {
 			t.Fatalf("%v", got)
 		}
 		src[2].Apply(input.Batch{Services: map[model.ServiceName][]model.Service{cart: nil}})
 		src[1].Replace(input.Batch{})
 		w.settled()
-		if len(got) != 3 || fmt.Sprint(got[2]) != "[pay/api shop/web]" {
+		if len(got) != 3 || fmt.Sprint(got[2]) != "[pay/api shop/dns shop/web]" {
 			t.Errorf("%v", got)
 		}
 		src[0].Replace(input.Batch{})
 		w.settled()
-		if len(got) != 4 || len(got[3]) != 0 {
-			t.Errorf("nothing is needed any more, and was told: %v", got)
+		if len(got) != 4 || fmt.Sprint(got[3]) != "[shop/dns]" {
+			t.Errorf("what is left was told as: %v", got)
 		}
 	})
 }

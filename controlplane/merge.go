@@ -479,12 +479,21 @@ func (l *Loop) neededServices() []model.ServiceName {
 	}
 	for _, s := range l.sources {
 		for n, objects := range s.services {
-			if slices.ContainsFunc(objects, func(o model.Service) bool { return len(o.ClusterIPs) > 0 }) {
+			if slices.ContainsFunc(objects, pulled) {
 				set[n] = struct{}{}
 			}
 		}
 	}
 	return slices.SortedFunc(maps.Keys(set), compareNames)
+}
+
+// pulled reports whether the rows of a Service are needed before anybody asks for them
+// (contract 9.9, decision 033): it has an address, and it is a user's, whose pods alone say
+// which of its ports are HTTP and which calls are the mesh's (contract 4.9), or it has a UDP
+// port, whose datagrams nobody holds. A generated Service says its ports itself, and
+// connections to it wait for its rows.
+func pulled(o model.Service) bool {
+	return len(o.ClusterIPs) > 0 && (!o.Generated || slices.ContainsFunc(o.Ports, func(p model.ServicePort) bool { return p.UDP }))
 }
 
 func compareNames(a, b model.ServiceName) int {
