@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -45,11 +46,18 @@ const (
 	quietTime   = 15 * time.Second // for a stream to begin, and between two messages of a snapshot
 
 	coalesceTime = 250 * time.Millisecond // between two changes of scope (contract 9.9)
+	restTime     = 20 * time.Millisecond  // and where somebody waits for it
 	idleTTL      = time.Hour              // what was asked for and is not used leaves the scope (contract 4.6)
 	pruneEvery   = time.Minute            // how often that is looked for, and streams are joined
 
-	maxAsked    = 4096    // names in scope because they were asked for
-	maxDelta    = 64      // names of a second stream; more are a new first one
+	maxAsked      = 4096           // names in scope because they were asked for; if more are in use, all are
+	maxNamed      = 16384          // names that a stream is asked for; if more are needed, all are
+	maxNamedBytes = 960 << 10      // of them, for a registrar takes a message of 1 MiB
+	lately        = 2 * pruneEvery // what was asked for and not used since makes room for what is
+
+	leastDelta  = 8       // names of a second stream that are left in it
+	maxDelta    = 64      // names of a second stream; more are joined with the first one
+	mostDelta   = 128     // and until they are
 	maxMessage  = 4 << 20 // bytes of a message; the largest row that etcd takes has 1.5 MiB
 	maxQueue    = 256     // messages of a stream that wait to be looked at; then it is not read from
 	maxBatch    = 1024    // messages that are said to the Sink as one Batch
@@ -242,13 +250,18 @@ type follower struct {
 	seq    int    // of streams, over all connections
 	main   *watch // the first stream; nil: not complete yet
 	delta  *watch // a second one, for what came into scope since; nil: none
-	coming *watch // one that is not complete yet; nil: none
+	coming *watch // a first one that is not complete yet; nil: none
+	cold   *watch // a second one that is not complete yet; nil: none
 	again  bool   // the scope changed meanwhile
 	tidy   bool   // two streams are to be one, and what left the scope is to go
 
-	changed time.Time // when the scope was last changed
-	later   *time.Timer
+	changed time.Time     // when the scope was last changed
+	ready   time.Time     // when what came of it was here
+	took    time.Duration // and how long that was after it
+	later   *time.Timer   // of the next change
 	laterOn bool
+	laterAt time.Time
+	early   bool // rows were taken out of a stream that is not complete
 	quiet   *time.Timer
 }
 
@@ -274,6 +287,8 @@ type watch struct {
 	cancel   context.CancelFunc
 	complete bool
 	ended    bool
+	behind   *watch // of a second stream: the first, whose word counts of what both cover
+	shown    bool   // rows of what nobody else covers were taken before it was complete
 
 	gather *gathered // a snapshot, until it is complete; nil: none is coming
 	names  names     // the catalog, likewise
@@ -311,7 +326,7 @@ func (f *follower) follow(ctx context.Context, addr string) error {
 	}
 	defer end.Close()
 	f.conn, f.ctx, f.wg, f.msgs = conn, ctx, &wg, make(chan message, maxQueue)
-	f.main, f.delta, f.coming, f.again, f.tidy, f.synced = nil, nil, nil, false, false, false
+	f.main, f.delta, f.coming, f.cold, f.again, f.tidy, f.synced = nil, nil, nil, nil, false, false, false
 	f.later, f.quiet = time.NewTimer(time.Hour), time.NewTimer(quietTime)
 	defer f.later.Stop()
 	defer f.quiet.Stop()
@@ -319,12 +334,13 @@ func (f *follower) follow(ctx context.Context, addr string) error {
 	f.laterOn = false
 	last := ""
 	want := c.demand.wanted()
+	f.known.wide(c.demand.wide)
 	// Else rows that are missing would be taken for none; a version that only counts may be
 	// another registrar's, or another life's, for something else.
 	if f.resumable && want.equal(f.scope) && registry.NamesContents(f.version) {
 		last = f.version
 	}
-	f.changed = time.Now()
+	f.changed, f.took, f.early = time.Now(), 0, false
 	f.open(want, false, last)
 	for {
 		// What may happen: the end; messages; somebody asks for a name or declares
@@ -334,7 +350,7 @@ func (f *follower) follow(ctx context.Context, addr string) error {
 			return ctx.Err()
 		case m := <-f.msgs:
 			err := f.take(m)
-			for n := 1; err == nil && n < maxBatch; n++ {
+			for n := 1; err == nil && n < maxBatch && !f.early; n++ {
 				select {
 				case m := <-f.msgs:
 					err = f.take(m)
@@ -343,58 +359,98 @@ func (f *follower) follow(ctx context.Context, addr string) error {
 				}
 				break
 			}
+			f.early = false
 			f.say()
 			if err != nil {
 				return err
 			}
 		case why := <-c.demand.news:
-			f.tidy = f.tidy || why == tidyUp
-			if f.laterOn {
-				c.Coalesced.Inc()
-			} else if since := time.Since(f.changed); since < coalesceTime {
-				f.laterOn = true
-				f.later.Reset(coalesceTime - since)
-			} else {
-				f.rescope()
-			}
+			f.tidy = f.tidy || why&tidyUp != 0
+			f.rescopeAt(f.due(why&somebodyWaits != 0))
+			f.say()
 		case <-f.later.C:
 			f.laterOn = false
 			f.rescope()
+			f.say()
 		case <-f.quiet.C:
-			if f.coming != nil {
+			if f.coming != nil || f.cold != nil {
 				return errQuiet
 			}
 		}
 	}
 }
 
-// rescope makes the streams follow what is wanted.
+// due is when the scope may change again: coalesceTime after it last did (contract 9.9). Whom
+// somebody waits for is not held off, but for what keeps two thirds of the time from going
+// into it where each change takes long.
+func (f *follower) due(waits bool) time.Time {
+	due := f.changed.Add(coalesceTime)
+	if !waits {
+		return due
+	}
+	soon := f.changed.Add(restTime)
+	if rest := f.ready.Add(f.took / 2); rest.After(soon) {
+		soon = rest
+	}
+	if soon.Before(due) {
+		return soon
+	}
+	return due
+}
+
+// rescopeAt changes the scope at a time, or together with what was to change it before that.
+func (f *follower) rescopeAt(due time.Time) {
+	if f.laterOn {
+		f.c.Coalesced.Inc()
+		if !due.Before(f.laterAt) {
+			return
+		}
+	}
+	if wait := time.Until(due); wait > 0 {
+		f.laterOn, f.laterAt = true, due
+		f.later.Reset(wait)
+		return
+	}
+	f.laterOn = false
+	f.later.Stop()
+	f.rescope()
+}
+
+// rescope makes the streams follow what is wanted: what is missing comes over a second stream
+// at once; a first one for all of it is opened beside that where the second has become large,
+// or may be joined with it.
 func (f *follower) rescope() {
-	if f.coming != nil {
+	if f.main == nil || f.cold != nil {
 		f.again = true
 		return
 	}
 	f.again = false
 	want := f.c.demand.wanted()
+	f.known.wide(f.c.demand.wide)
 	missing := names{}
-	for n := range want.names {
-		if !f.covers(n) {
-			missing.add(n)
+	if !want.all {
+		for n := range want.names {
+			if !f.covers(n) {
+				missing.add(n)
+			}
+		}
+	}
+	size := len(missing) + f.delta.size()
+	whole := f.tidy || size > f.fewest() || want.all
+	if whole && f.coming == nil {
+		f.tidy = false
+		if f.delta != nil || len(missing) > 0 || !want.equal(f.main.scope) {
+			f.c.Rescoped[rescopeWhole].Inc()
+			f.changed = time.Now()
+			f.open(want, false, "")
 		}
 	}
 	switch {
-	case want.all:
 	case len(missing) == 0:
-		if !f.tidy || f.delta == nil && want.equal(f.main.scope) {
-			f.tidy = false
-			return
+	case size > mostDelta: // they come with the first one
+		for n := range missing {
+			f.again = f.again || !f.coming.covers(n)
 		}
-		f.tidy = false
-		f.open(want, false, "")
-	case f.tidy || len(missing)+f.delta.size() > maxDelta:
-		f.tidy = false
-		f.c.Rescoped[rescopeWhole].Inc()
-		f.open(want, false, "")
 	default:
 		if f.delta != nil {
 			for n := range f.delta.scope.names {
@@ -402,9 +458,9 @@ func (f *follower) rescope() {
 			}
 		}
 		f.c.Rescoped[rescopeAdded].Inc()
+		f.changed = time.Now()
 		f.open(scope{names: missing}, true, "")
 	}
-	f.changed = time.Now()
 }
 
 // covers reports whether the rows of a name come over a complete stream.
@@ -412,7 +468,52 @@ func (f *follower) covers(n model.ServiceName) bool {
 	return f.main.covers(n) || f.delta.covers(n)
 }
 
+// fewest is how many names of a second stream are joined with the first one: the root of twice
+// the names of that. The rows of a second stream are sent again with each name that comes to it,
+// and those of the first with each joining; of both together that is least.
+func (f *follower) fewest() int {
+	return min(max(int(math.Sqrt(float64(2*len(f.main.scope.names)))), leastDelta), maxDelta)
+}
+
+// elsewhere reports whether the rows of a name come over a second stream, and not over the first.
+func (f *follower) elsewhere(n model.ServiceName) bool {
+	return !f.main.covers(n) && (f.delta.covers(n) || f.cold.covers(n))
+}
+
 func (w *watch) covers(n model.ServiceName) bool { return w != nil && w.scope.has(n) }
+
+// tells reports whether what the stream says of a name counts.
+func (w *watch) tells(n model.ServiceName) bool { return w.covers(n) && !w.behind.covers(n) }
+
+// needless reports whether o covers all that is wanted of what w, which may be nil, covers.
+func (w *watch) needless(o *watch, want scope) bool {
+	if w != nil {
+		for n := range w.scope.names {
+			if want.has(n) && !o.covers(n) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// within reports whether o covers all that w, which may be nil, covers.
+func (w *watch) within(o *watch) bool {
+	switch {
+	case o == nil:
+		return false
+	case w == nil || o.scope.all:
+		return true
+	case w.scope.all:
+		return false
+	}
+	for n := range w.scope.names {
+		if !o.covers(n) {
+			return false
+		}
+	}
+	return true
+}
 
 func (w *watch) size() int {
 	if w == nil {
@@ -442,7 +543,11 @@ func (f *follower) open(s scope, delta bool, last string) {
 	}
 	ctx, cancel := context.WithCancel(f.ctx)
 	w.cancel = cancel
-	f.coming = w
+	if w.delta {
+		f.cold = w
+	} else {
+		f.coming = w
+	}
 	f.quiet.Reset(quietTime)
 	conn, msgs := f.conn, f.msgs
 	f.wg.Go(func() {
@@ -472,11 +577,12 @@ func (f *follower) open(s scope, delta bool, last string) {
 // take takes a message. An error ends the connection.
 func (f *follower) take(m message) error {
 	w := m.w
-	if w != f.main && w != f.delta && w != f.coming || w.ended {
+	coming := w == f.coming || w == f.cold
+	if w != f.main && w != f.delta && !coming || w.ended {
 		return nil // it was let go
 	}
 	if m.err != nil {
-		if w != f.coming && f.coming != nil && !f.coming.delta { // what takes its place is on its way
+		if !coming && w.within(f.coming) { // what takes its place is on its way
 			w.ended = true
 			return nil
 		}
@@ -486,7 +592,7 @@ func (f *follower) take(m message) error {
 		return fmt.Errorf("watch: %w", m.err)
 	}
 	f.c.Events.Inc()
-	if w == f.coming {
+	if coming {
 		f.quiet.Reset(quietTime)
 	}
 	ev := m.ev
@@ -508,6 +614,10 @@ func (f *follower) take(m message) error {
 			return err
 		}
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_SERVICE_ADDED:
+		if coming && f.main != nil && w.gather != nil && !w.shown { // all rows are here (contract 9.7), and only names are still to come
+			w.shown, f.early, f.resumable = true, true, false
+			f.known.show(w, f.covers)
+		}
 		f.known.named(w, ev.GetServiceName(), true)
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_SERVICE_REMOVED:
 		f.known.named(w, ev.GetServiceName(), false)
@@ -529,25 +639,41 @@ func (f *follower) completed(w *watch) error {
 	}
 	first := !w.complete
 	w.complete = true
-	if w == f.coming {
-		f.coming = nil
-		f.quiet.Stop()
-		switch {
-		case w.delta:
-			f.delta.close()
-			f.delta = w
-		default:
-			f.main.close()
-			f.delta.close()
-			f.main, f.delta = w, nil
-			f.scope, f.version, f.synced = w.scope, w.version, true
+	switch w {
+	case f.cold:
+		f.cold = nil
+		f.ready = time.Now()
+		f.took = f.ready.Sub(f.changed)
+		f.delta.close()
+		if f.delta, w.behind = w, f.main; w.needless(f.main, f.c.demand.wanted()) { // the joining was faster
+			w.close()
+			f.delta = nil
 		}
-		f.resumable = f.delta == nil
+	case f.coming:
+		f.coming = nil
+		f.main.close()
+		f.main = w
+		if f.delta.needless(w, f.c.demand.wanted()) {
+			f.delta.close()
+			f.delta = nil
+		} else {
+			f.delta.behind = w
+		}
+		f.scope, f.version, f.synced = w.scope, w.version, true
+	}
+	if f.coming == nil && f.cold == nil {
+		f.quiet.Stop()
+	}
+	if first {
+		f.resumable = f.delta == nil && f.cold == nil
 		f.c.demand.serving(f.main, f.delta)
 	}
-	f.known.complete(w, first)
-	if f.again {
-		f.rescope()
+	if !w.ended {
+		f.known.complete(w, first, f.elsewhere)
+	}
+	if f.again { // somebody asked while there was no answer yet
+		f.again = false
+		f.rescopeAt(f.due(true))
 	}
 	return nil
 }

@@ -44,6 +44,7 @@ type fleet struct {
 	mute    bool   // registrars take streams and say nothing
 	more    bool   // events of kinds that do not exist yet, among the others
 	silent  bool   // nothing of the catalog where there is no snapshot
+	endless int    // what a stream of so many names or more begins with does not end; 0: it does
 	naked   bool   // no snapshot for whoever has another version
 	counts  bool   // versions are numbers that registrars count, and all have come to the same
 	refuses error  // what streams end with at once
@@ -236,7 +237,9 @@ func (r *replica) beginLocked(s *stream) {
 		}
 	}
 	r.f.strangeLocked(s)
-	s.put(&event{Type: registrypb.WatchEndpointsResponse_EVENT_TYPE_SNAPSHOT_COMPLETE, Version: v})
+	if n := r.f.endless; n == 0 || s.q.Filter != nil && len(s.q.Filter.Services) < n {
+		s.put(&event{Type: registrypb.WatchEndpointsResponse_EVENT_TYPE_SNAPSHOT_COMPLETE, Version: v})
+	}
 }
 
 // strangeLocked sends what a newer registrar may.

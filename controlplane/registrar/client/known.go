@@ -128,6 +128,7 @@ type known struct {
 	all      bool                     // all names may have
 	problems map[string]model.Problem // what the Sink has as problems
 	judged   bool                     // they may have changed
+	broad    string                   // why rows of all services are here; empty: they are not, or that is what was asked for
 	strange  map[int32]bool           // kinds of events that have been spoken of
 	clashes  map[model.ServiceName]model.Problem
 }
@@ -152,8 +153,8 @@ func (k *known) put(w *watch, ev *registrypb.WatchEndpointsResponse) {
 		k.fault(w, key, badService, err.Error())
 		return
 	}
-	if !w.covers(name) {
-		return // nobody asked for it
+	if !w.tells(name) {
+		return // nobody asked for it, or another one tells
 	}
 	if f, why := registry.RowFault(row); f != registry.NoFault {
 		if ip, err := netip.ParseAddr(row.GetIp()); err == nil { // what stood there does not any more
@@ -197,7 +198,7 @@ func (k *known) remove(w *watch, ev *registrypb.WatchEndpointsResponse) {
 	}
 	name, err := k.in.service(key.service)
 	ip, err2 := netip.ParseAddr(key.ip)
-	if err != nil || err2 != nil || !w.covers(name) {
+	if err != nil || err2 != nil || !w.tells(name) {
 		return
 	}
 	k.drop(w, name, ip.Unmap(), ev.GetEndpoint().GetClusterName(), classes)
@@ -271,11 +272,15 @@ func (s *served) sorted() *served {
 }
 
 // complete: what a stream gathered is what there is in its scope. first: it is the
-// stream's first time; where it is no second stream, it then stands for all there are.
-func (k *known) complete(w *watch, first bool) {
+// stream's first time; where it is no second stream, it then stands for all there are, but
+// for what comes elsewhere.
+func (k *known) complete(w *watch, first bool, elsewhere func(model.ServiceName) bool) {
 	g := w.gather
 	if g != nil {
 		for n, s := range g.rows {
+			if !w.tells(n) {
+				continue
+			}
 			s = s.sorted()
 			if was := k.have[n]; was == nil || !slices.EqualFunc(was.rows, s.rows, func(a, b model.Endpoint) bool { return same(&a, &b) }) {
 				k.have[n] = s
@@ -292,17 +297,19 @@ func (k *known) complete(w *watch, first bool) {
 		}
 		if w.delta {
 			for n := range w.scope.names {
-				gone(n)
+				if w.tells(n) {
+					gone(n)
+				}
 			}
 		} else {
 			for n := range k.have {
-				if first || w.covers(n) {
+				if first && !elsewhere(n) || w.covers(n) {
 					gone(n)
 				}
 			}
 		}
 		for key := range k.bad {
-			if n, err := k.in.service(key.service); !w.delta && (first || err != nil) || err == nil && w.covers(n) {
+			if n, err := k.in.service(key.service); !w.delta && (first && !elsewhere(n) || err != nil) || err == nil && w.covers(n) {
 				if _, still := g.bad[key]; !still {
 					delete(k.bad, key)
 				}
@@ -323,6 +330,28 @@ func (k *known) complete(w *watch, first bool) {
 	for n := range w.scope.names {
 		k.renamed.add(n)
 	}
+}
+
+// show takes the rows that a stream has gathered of services that no other covers, before it
+// is complete: somebody waits for them. What it does not have is known only then.
+func (k *known) show(w *watch, covers func(model.ServiceName) bool) {
+	for n, s := range w.gather.rows {
+		if !covers(n) && len(s.rows) > 0 {
+			k.have[n] = s.sorted()
+			k.dirty.add(n)
+		}
+	}
+}
+
+// wide notes why rows of all services are asked for; empty: they are not.
+func (k *known) wide(why string) {
+	if k.broad == why {
+		return
+	}
+	if k.broad == "" {
+		k.c.log.Warn("rows of all services are kept", "reason", why)
+	}
+	k.broad, k.judged = why, true
 }
 
 // named takes a name of the catalog, which one stream tells of.
@@ -454,6 +483,9 @@ func (k *known) say(covers func(model.ServiceName) bool) {
 		}
 		for n, p := range k.clashes {
 			now["clash "+n.String()] = p
+		}
+		if k.broad != "" {
+			now["scope"] = model.Problem{Object: "registry", Reason: k.broad + ": the rows of all services are kept until it needs fewer, which takes the memory of the whole mesh"}
 		}
 		for key, p := range now {
 			if k.problems[key] != p {

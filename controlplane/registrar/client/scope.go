@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"sync"
 	"time"
@@ -29,12 +30,13 @@ func (s scope) has(n model.ServiceName) bool { return s.all || s.names.has(n) }
 
 func (s scope) equal(o scope) bool { return s.all == o.all && maps.Equal(s.names, o.names) }
 
-// news is why the demand has changed.
+// news is why the demand has changed: one or several of these.
 type news uint8
 
 const (
-	moreWanted news = iota
-	tidyUp
+	moreWanted    news = 1 << iota
+	somebodyWaits      // a request or connection does, for rows that are not here
+	tidyUp             // a minute has gone by
 )
 
 // demand is what the node needs (contract 9.9), and what is known of names.
@@ -45,6 +47,8 @@ type demand struct {
 	mu       sync.Mutex
 	declared names
 	asked    map[model.ServiceName]time.Time // when it was last asked for or used
+	crowded  bool                            // more than maxAsked are in use
+	wide     string                          // why all is asked for though it need not be; empty: it is not. The follower writes it
 	catalog  names                           // nil: not known yet
 	main     *watch                          // the streams that are complete; their scopes do not change
 	delta    *watch
@@ -65,7 +69,7 @@ func (d *demand) tell(n news) {
 		}
 		select {
 		case was := <-d.news:
-			n = max(n, was) // to tidy up is to look at all
+			n |= was
 		default:
 		}
 	}
@@ -110,20 +114,26 @@ func (c *Client) Want(n model.ServiceName) Answer {
 	defer d.mu.Unlock()
 	here := d.main.covers(n) || d.delta.covers(n)
 	switch {
-	case d.declared.has(n) || c.cfg.Whole:
+	case c.cfg.Whole:
+	case d.declared.has(n):
+		if !here {
+			d.tell(somebodyWaits)
+		}
 	case d.catalog != nil && !d.catalog.has(n) && !here:
 		c.Rejected.Inc()
 		return NoSuchName
 	default:
 		_, known := d.asked[n]
-		if !known {
-			d.roomLocked()
-			c.Misses.Inc()
+		if room := d.askLocked(n, time.Now()); !room { // then all there are
+			known, d.crowded = d.crowded, true
+		} else if !known {
 			c.log.Info("service comes into scope", "service", n.String())
 		}
-		d.asked[n] = time.Now()
+		if !known {
+			c.Misses.Inc()
+		}
 		if !known && !here {
-			d.tell(moreWanted)
+			d.tell(somebodyWaits)
 		}
 	}
 	if here {
@@ -132,32 +142,37 @@ func (c *Client) Want(n model.ServiceName) Answer {
 	return Coming
 }
 
-// roomLocked makes room for one more name that is asked for: the one goes that was
-// not used for longest.
-func (d *demand) roomLocked() {
-	if len(d.asked) < maxAsked {
-		return
-	}
-	var oldest model.ServiceName
-	var at time.Time
-	for n, t := range d.asked {
-		if at.IsZero() || t.Before(at) {
-			oldest, at = n, t
+// askLocked puts a name among those that are asked for; false: there is no room, for all that
+// are were used lately. Where there is none, the one goes that was not used for longest.
+func (d *demand) askLocked(n model.ServiceName, now time.Time) bool {
+	if _, ok := d.asked[n]; !ok && len(d.asked) >= maxAsked {
+		var oldest model.ServiceName
+		at := now
+		for n, t := range d.asked {
+			if t.Before(at) {
+				oldest, at = n, t
+			}
 		}
+		if now.Sub(at) < lately {
+			return false
+		}
+		delete(d.asked, oldest)
 	}
-	delete(d.asked, oldest)
+	d.asked[n] = now
+	return true
 }
 
 // Used says that traffic went to services lately: those that were asked for stay in scope
-// for an hour from now (contract 4.6).
+// for an hour from now (contract 4.6). While rows of all services are here nobody asks, and
+// use is all that tells what is to stay when they are not any more.
 func (c *Client) Used(list ...model.ServiceName) {
 	d := &c.demand
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
 	for _, n := range list {
-		if _, ok := d.asked[n]; ok {
-			d.asked[n] = now
+		if _, ok := d.asked[n]; ok || d.wide != "" && !d.declared.has(n) && d.catalog.has(n) {
+			d.askLocked(n, now)
 		}
 	}
 }
@@ -183,7 +198,8 @@ func (c *Client) Catalog() int {
 	return len(c.demand.catalog)
 }
 
-// wanted is what the streams should be for.
+// wanted is what the streams should be for: everything, where it is more than can be named.
+// The follower calls it.
 func (d *demand) wanted() scope {
 	if d.c.cfg.Whole {
 		return scope{all: true}
@@ -194,7 +210,24 @@ func (d *demand) wanted() scope {
 	for n := range d.asked {
 		s.names.add(n)
 	}
-	return s
+	bytes := 0
+	for n := range s.names {
+		bytes += len(n.Namespace) + len("/") + len(n.Name) + 3 // a tag and a length before each
+	}
+	most, mostBytes := maxNamed, maxNamedBytes
+	if d.wide != "" { // not to and fro
+		most, mostBytes = most*7/8, mostBytes*7/8
+	}
+	switch {
+	case d.crowded:
+		d.wide = fmt.Sprintf("pods of this node use more than %d services that none of them declares", maxAsked)
+	case len(s.names) > most || bytes > mostBytes:
+		d.wide = fmt.Sprintf("this node needs more services than the %d, or %d bytes of names, that a registrar is asked for by name", maxNamed, maxNamedBytes)
+	default:
+		d.wide = ""
+		return s
+	}
+	return scope{all: true}
 }
 
 // serving: these streams are complete.
@@ -237,9 +270,6 @@ func (c *Client) prune(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		if c.cfg.InUse != nil {
-			c.Used(c.cfg.InUse(ctx)...)
-		}
 		d := &c.demand
 		d.mu.Lock()
 		for n, at := range d.asked {
@@ -247,6 +277,12 @@ func (c *Client) prune(ctx context.Context) {
 				delete(d.asked, n)
 			}
 		}
+		d.mu.Unlock()
+		if c.cfg.InUse != nil {
+			c.Used(c.cfg.InUse(ctx)...)
+		}
+		d.mu.Lock()
+		d.crowded = d.crowded && len(d.asked) > maxAsked/2
 		d.mu.Unlock()
 		d.tell(tidyUp)
 	}
