@@ -63,8 +63,9 @@ type Config struct {
 	// Settings hold where no source says any.
 	Settings input.Settings
 	// OnSettings is told of settings before the state that goes with them is applied, first
-	// when Run begins; nil: nobody is. It is called by the loop's goroutine and returns soon.
-	OnSettings func(input.Settings)
+	// when Run begins: of the mesh's, and of those of the pods of namespaces that have others
+	// (contract 10.9). It is called by the loop's goroutine and returns soon. nil: nobody is.
+	OnSettings func(of input.Settings, namespaces map[string]input.Settings)
 	// OnNeeds is told, by the loop's goroutine, which services this node needs whoever asks
 	// (contract 9.9): those of its own pods, those that they declare, and those with an
 	// address for which nothing can wait (decision 033); ascending. It returns soon. nil:
@@ -104,6 +105,7 @@ type Loop struct {
 	retained  map[model.ServiceName]retained
 	workloads []model.Workload
 	settings  input.Settings
+	overrides map[string]input.Override // by namespace
 	locality  input.Locality
 	needs     []model.ServiceName
 	live      bool            // every source has given a whole state, now or before the start
@@ -139,7 +141,7 @@ func New(cfg Config) *Loop {
 	return &Loop{
 		cfg: cfg, log: cfg.Log, wake: make(chan struct{}, 1), changed: make(chan struct{}),
 		index:    compile.NewIndex(&model.Mesh{Domain: cfg.Domain, TrustDomain: cfg.TrustDomain, Node: cfg.Node, Semantics: cfg.Settings.Semantics, SameNode: cfg.Settings.SameNode}),
-		retained: map[model.ServiceName]retained{}, settings: cfg.Settings, merged: newMerged(),
+		retained: map[model.ServiceName]retained{}, settings: cfg.Settings, overrides: map[string]input.Override{}, merged: newMerged(),
 	}
 }
 
@@ -148,7 +150,7 @@ func New(cfg Config) *Loop {
 func (l *Loop) Run(ctx context.Context) error {
 	restored := l.restore()
 	if l.cfg.OnSettings != nil {
-		l.cfg.OnSettings(l.settings)
+		l.cfg.OnSettings(l.settings, nil)
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -224,6 +226,11 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 		l.needs = needs
 	}
 	settings, first := l.settings, !l.live && l.known()
+	tell := l.cfg.OnSettings != nil && (c.settings || len(c.namespaces) > 0)
+	var namespaces map[string]input.Settings
+	if tell {
+		namespaces = l.ofNamespaces()
+	}
 	l.live = l.live || first
 	var snap *snapshot.Snapshot
 	if l.live && (first || c.any()) {
@@ -245,8 +252,8 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 	if others {
 		l.cfg.OnNeeds(needs)
 	}
-	if c.settings && l.cfg.OnSettings != nil {
-		l.cfg.OnSettings(settings)
+	if tell {
+		l.cfg.OnSettings(settings, namespaces)
 	}
 	if snap == nil {
 		l.tell(c.batches, time.Time{}, problems)

@@ -418,7 +418,8 @@ func TestSeveralSources(t *testing.T) {
 func TestSettings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []input.Settings
-		w, src := start(t, Config{Settings: input.Settings{AccessLogs: true}, OnSettings: func(s input.Settings) { got = append(got, s) }}, "file", "kube")
+		var named map[string]input.Settings
+		w, src := start(t, Config{Settings: input.Settings{AccessLogs: true}, OnSettings: func(s input.Settings, of map[string]input.Settings) { got, named = append(got, s), of }}, "file", "kube")
 		src[0].Replace(input.Batch{})
 		src[1].Replace(input.Batch{})
 		w.settled()
@@ -446,6 +447,28 @@ func TestSettings(t *testing.T) {
 		w.settled()
 		if p := w.loop.State().Problems; len(p) != 1 || !strings.Contains(p[0].Reason, "tracing") || w.target.last().Semantics() != model.GatewayAPI {
 			t.Errorf("%+v, %v", p, w.target.last().Semantics())
+		}
+		// Pods of a namespace: field by field, over what is the mesh's by then.
+		yes, few := true, uint8(3)
+		src[1].Apply(input.Batch{Namespaces: map[string][]input.Override{"shop": {{AccessLogSuccess: &few}}, "pay": {{Tracing: &yes, EmitStatsPod: &yes}}, "same": {{}}}})
+		w.settled()
+		at := w.loop.State().Seq
+		if len(named) != 2 || named["shop"] != (input.Settings{Semantics: model.GatewayAPI, Tracing: true, AccessLogSuccess: 3}) || !named["pay"].EmitStatsPod {
+			t.Errorf("%+v", named)
+		}
+		src[1].Apply(input.Batch{Settings: &input.Settings{AccessLogs: true}})
+		w.settled()
+		if len(named) != 2 || named["shop"] != (input.Settings{AccessLogs: true, AccessLogSuccess: 3}) || !named["pay"].Tracing || w.loop.State().Seq == at {
+			t.Errorf("%+v", named)
+		}
+		if p := w.loop.State().Problems; len(p) != 1 || p[0].Object != "MeshConfig of namespace pay" || !strings.Contains(p[0].Reason, "makes no traces") {
+			t.Errorf("%+v", p)
+		}
+		src[0].Apply(input.Batch{Namespaces: map[string][]input.Override{"shop": {{EmitStatsPod: &yes}}}})
+		src[1].Apply(input.Batch{Namespaces: map[string][]input.Override{"pay": nil}})
+		w.settled()
+		if p := w.loop.State().Problems; len(named) != 1 || !named["shop"].EmitStatsPod || named["shop"].AccessLogSuccess != 0 || len(p) != 1 || !strings.Contains(p[0].Reason, "file and kube") {
+			t.Errorf("the first source's: %+v, %+v", named, p)
 		}
 	})
 }

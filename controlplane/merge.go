@@ -23,6 +23,7 @@ type change struct {
 	endpoints, services, filters, catalog, kept map[model.ServiceName]struct{}
 	fleeting                                    map[model.ServiceName]struct{} // of endpoints, those of sources that are not Final
 	routes                                      map[input.RouteKey]struct{}
+	namespaces                                  map[string]struct{}
 	workloads, settings, locality               bool
 }
 
@@ -60,7 +61,7 @@ func (l *Loop) take() (c change) {
 // forget takes back settings and locality that the source said before the start, where
 // b, its first whole state since, says none: nil is as before only within one life.
 func (s *Source) forget(b *input.Batch, c *change) {
-	if b.Settings == nil && s.settings != nil && s.settings == s.before.settings {
+	if b.Settings == nil && !b.KeepSettings && s.settings != nil && s.settings == s.before.settings {
 		s.settings, c.settings = nil, true
 	}
 	if b.Locality == nil && s.locality != nil && s.locality == s.before.locality {
@@ -80,6 +81,7 @@ func (s *Source) enter(b *input.Batch, all bool, c *change) {
 	enter(s.routes, b.Routes, all, equal[model.Route], &c.routes, nil)
 	enter(s.filters, b.Filters, all, equal[model.HTTPFilter], &c.filters, nil)
 	enter(s.kept, b.Retained, all, equal[model.Retained], &c.kept, nil)
+	enter(s.overrides, b.Namespaces, all, equal[input.Override], &c.namespaces, nil)
 	var pods map[string]struct{}
 	enter(s.workloads, b.Workloads, all, equal[model.Workload], &pods, nil)
 	c.workloads = c.workloads || len(pods) > 0
@@ -168,6 +170,12 @@ func (l *Loop) settle(c *change) {
 		l.settings = l.mergedSettings()
 		c.settings = l.settings != was
 		l.index.SetSettings(l.settings.Semantics, l.settings.SameNode)
+	}
+	for ns := range c.namespaces {
+		list := first(l, ns, func(s *Source) map[string][]input.Override { return s.overrides }, "MeshConfig of namespace "+ns)
+		if delete(l.overrides, ns); len(list) > 0 {
+			l.overrides[ns] = list[0]
+		}
 	}
 	if c.locality {
 		was := l.locality
@@ -357,6 +365,17 @@ func (l *Loop) mergedSettings() input.Settings {
 	return *who[0].settings
 }
 
+// ofNamespaces are the settings of pods of namespaces that have others than the mesh's.
+func (l *Loop) ofNamespaces() map[string]input.Settings {
+	out := make(map[string]input.Settings, len(l.overrides))
+	for ns, o := range l.overrides {
+		if s := o.Over(l.settings); s != l.settings {
+			out[ns] = s
+		}
+	}
+	return out
+}
+
 func (l *Loop) mergedLocality() input.Locality {
 	for _, s := range l.sources {
 		if s.locality != nil && *s.locality != (input.Locality{}) {
@@ -441,7 +460,7 @@ func (l *Loop) nextExpiry() (next time.Time, ok bool) {
 // allProblems are those of the sources, of putting them together, and of compiling. It is
 // the list before where none of them changed.
 func (l *Loop) allProblems(c *change) []model.Problem {
-	if l.all != nil && !c.problems && !c.settings && !l.merged.changed && len(l.compiled) == l.allCompiled && (l.allCompiled == 0 || &l.compiled[0] == l.allFirst) {
+	if l.all != nil && !c.problems && !c.settings && len(c.namespaces) == 0 && !l.merged.changed && len(l.compiled) == l.allCompiled && (l.allCompiled == 0 || &l.compiled[0] == l.allFirst) {
 		return l.all
 	}
 	out := []model.Problem{}
@@ -453,8 +472,14 @@ func (l *Loop) allProblems(c *change) []model.Problem {
 	for _, p := range l.merged.conflicts {
 		out = append(out, p)
 	}
+	const tracing = "tracingEnabled: this version makes no traces, and nothing is traced: it may stay"
 	if l.settings.Tracing {
-		out = append(out, model.Problem{Object: "MeshConfig", Reason: "tracingEnabled: tracing is not built yet, and nothing is traced: it may stay"})
+		out = append(out, model.Problem{Object: "MeshConfig", Reason: tracing})
+	}
+	for ns, o := range l.overrides {
+		if o.Tracing != nil && *o.Tracing && !l.settings.Tracing {
+			out = append(out, model.Problem{Object: "MeshConfig of namespace " + ns, Reason: tracing})
+		}
 	}
 	slices.SortFunc(out, func(a, b model.Problem) int {
 		return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))

@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -86,7 +87,7 @@ func whole(of *lastgood.Source) input.Batch {
 		Endpoints: make(map[model.ServiceName][]model.Endpoint, len(of.Endpoints)), Services: make(map[model.ServiceName][]model.Service, len(of.Services)),
 		Routes: make(map[input.RouteKey][]model.Route, len(of.Routes)), Filters: make(map[model.ServiceName][]model.HTTPFilter, len(of.Filters)),
 		Catalog: make(map[model.ServiceName]bool, len(of.Catalog)), Retained: make(map[model.ServiceName][]model.Retained, len(of.Retained)),
-		Settings: of.Settings, Locality: of.Locality,
+		Settings: of.Settings, Locality: of.Locality, Namespaces: of.Namespaces,
 	}
 	byKey(b.Endpoints, of.Endpoints, func(e *model.Endpoint) model.ServiceName { return e.Service })
 	byKey(b.Services, of.Services, func(s *model.Service) model.ServiceName { return s.Name })
@@ -125,7 +126,7 @@ func (l *Loop) capture(now time.Time) *lastgood.State {
 		}
 		of := lastgood.Source{
 			Name: s.name, At: s.fresh(now), Endpoints: lists(s.endpoints), Services: lists(s.services), Routes: lists(s.routes), Filters: lists(s.filters),
-			Retained: lists(s.kept), Settings: s.settings, Locality: s.locality,
+			Retained: lists(s.kept), Settings: s.settings, Locality: s.locality, Namespaces: maps.Clone(s.overrides),
 		}
 		for n := range s.catalog {
 			of.Catalog = append(of.Catalog, n)

@@ -126,7 +126,7 @@ func (s *Source) saidLocked(now time.Time) {
 
 // objects reports whether a Batch says more than rows, names and problems.
 func objects(b *input.Batch) bool {
-	return len(b.Services)+len(b.Routes)+len(b.Filters)+len(b.Workloads)+len(b.Retained) > 0 || b.Settings != nil || b.Locality != nil
+	return len(b.Services)+len(b.Routes)+len(b.Filters)+len(b.Workloads)+len(b.Retained)+len(b.Namespaces) > 0 || b.Settings != nil || b.Locality != nil
 }
 
 // Report is input.Sink.
@@ -221,6 +221,7 @@ type known struct {
 	kept      map[model.ServiceName][]model.Retained
 	problems  map[string][]model.Problem
 	settings  *input.Settings
+	overrides map[string][]input.Override // by namespace
 	locality  *input.Locality
 	rows      int // endpoints of all services
 }
@@ -230,7 +231,7 @@ func newKnown() known {
 		endpoints: map[model.ServiceName][]model.Endpoint{}, services: map[model.ServiceName][]model.Service{},
 		routes: map[input.RouteKey][]model.Route{}, filters: map[model.ServiceName][]model.HTTPFilter{},
 		catalog: map[model.ServiceName]bool{}, workloads: map[string][]model.Workload{},
-		kept: map[model.ServiceName][]model.Retained{}, problems: map[string][]model.Problem{},
+		kept: map[model.ServiceName][]model.Retained{}, problems: map[string][]model.Problem{}, overrides: map[string][]input.Override{},
 	}
 }
 

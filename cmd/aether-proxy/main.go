@@ -216,9 +216,13 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	told = newSources(o, node, cfg.Identities, log)
 	told.lead, told.left = h.lead, [...]<-chan struct{}{leave, h.taken}
 	sources := told
-	sources.cfg.OnSettings = func(s input.Settings) {
-		access.Set(s.AccessLogs, s.AccessLogSuccess)
-		metrics.SetPods(s.EmitStatsPod)
+	sources.cfg.OnSettings = func(s input.Settings, of map[string]input.Settings) {
+		logs, pods := map[string]journal.Share{}, map[string]bool{}
+		for ns, s := range of {
+			logs[ns], pods[ns] = journal.Share{On: s.AccessLogs, Success: s.AccessLogSuccess}, s.EmitStatsPod
+		}
+		access.Set(journal.Share{On: s.AccessLogs, Success: s.AccessLogSuccess}, logs)
+		metrics.SetPods(s.EmitStatsPod, pods)
 		if err := node.HopFromNode(s.HopFromNode); err != nil {
 			log.Warn("not in force", "object", "MeshConfig", "reason", err)
 		}

@@ -67,11 +67,12 @@ func (l *loader) views() *Views {
 	}
 	b.meshConfig(items)
 	b.sort()
-	return &Views{mesh: b.mesh, problems: b.problems, nodes: b.nodes, pods: b.local}
+	return &Views{mesh: b.mesh, configs: b.configs, problems: b.problems, nodes: b.nodes, pods: b.local}
 }
 
 type builder struct {
 	mesh     *model.Mesh
+	configs  meshConfigs
 	problems []problem
 	taken    map[string]item // by key: names, addresses, namespaces
 	nodes    map[string]*nodeFacts
@@ -260,9 +261,16 @@ func compareNames(a, b model.ServiceName) int {
 // wholeMesh is the MeshConfig of the whole mesh, where there are several.
 var wholeMesh = gamma.Label("MeshConfig", gamma.MeshNamespace, gamma.MeshName)
 
+// meshConfigs are those that say something.
+type meshConfigs struct {
+	mesh *gamma.Mesh            // the whole mesh's; nil: there is none
+	of   map[string]*gamma.Mesh // those of namespaces, for their pods
+}
+
 // meshConfig takes the one MeshConfig that is for the whole mesh: that of
 // aether-system/default, else the first by name. A refused one is still the one:
-// another's words would not be what was asked for.
+// another's words would not be what was asked for. One called default of another
+// namespace is for the pods of that (contract 10.9).
 func (b *builder) meshConfig(items []item) {
 	var all []item
 	for _, it := range items {
@@ -284,9 +292,17 @@ func (b *builder) meshConfig(items []item) {
 	})
 	settings := first.mesh.Over(input.Settings{})
 	b.mesh.Semantics, b.mesh.SameNode = settings.Semantics, settings.SameNode
+	b.configs = meshConfigs{mesh: first.mesh, of: map[string]*gamma.Mesh{}}
 	for _, it := range all {
-		if it.mesh != first.mesh {
+		switch m := it.mesh; {
+		case m == first.mesh:
+		case m.Name != gamma.MeshName || m.Namespace == first.mesh.Namespace:
 			b.report(it, it.line, "is not in force: %s at %s is the mesh's; remove this one, or that", first.object, place(first.file, first.line))
+		default:
+			b.configs.of[m.Namespace] = m
+			for _, f := range m.Stray(first.object) {
+				b.report(it, f.Line, "%s", f.Reason)
+			}
 		}
 	}
 }

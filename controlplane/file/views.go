@@ -10,6 +10,7 @@ import (
 // Views is a directory that was read once, as each node has it.
 type Views struct {
 	mesh     *model.Mesh // without what is a node's own
+	configs  meshConfigs
 	problems []problem
 	unread   []model.Problem // why there is nothing; nil: it could be read
 	nodes    map[string]*nodeFacts

@@ -31,12 +31,12 @@ const (
 // on is called on the caller's goroutine, and what it is given is its own to keep,
 // but shares memory with what it was given before: it may not be changed.
 func Watch(ctx context.Context, dir string, o Options, on func(*model.Mesh, []model.Problem)) error {
-	return observe(ctx, dir, o, func(m *model.Mesh, _ []Pod, problems []model.Problem, _ error) { on(m, problems) })
+	return observe(ctx, dir, o, func(s *source, problems []model.Problem) { on(s.mesh, problems) })
 }
 
 // observe is Watch that also tells on which pods are this node's, where another leads their
-// lives, and why the directory cannot be read at the moment.
-func observe(ctx context.Context, dir string, o Options, on func(*model.Mesh, []Pod, []model.Problem, error)) error {
+// lives, what the MeshConfigs say, and why the directory cannot be read at the moment.
+func observe(ctx context.Context, dir string, o Options, on func(*source, []model.Problem)) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return fmt.Errorf("configuration directory: %w", err)
@@ -63,15 +63,17 @@ type source struct {
 	*loader
 	visit func(string) error
 	sweep func() // ends a read: drops the watches that it did not visit
-	on    func(*model.Mesh, []Pod, []model.Problem, error)
+	on    func(s *source, problems []model.Problem)
 
 	mesh     *model.Mesh // last good one
+	configs  meshConfigs
 	pods     []Pod
 	problems []model.Problem
 	err      error // why dir could not be read the last time
 	stale    bool  // loader says more than mesh does
 	told     []model.Problem
 	toldMesh *model.Mesh
+	toldConf meshConfigs
 	toldPods []Pod
 }
 
@@ -93,6 +95,7 @@ func (s *source) publish() {
 	if s.stale || s.mesh == nil {
 		v := s.views()
 		s.mesh, s.problems = v.Mesh(s.o.Node)
+		s.configs = v.configs
 		s.pods = v.local(s.mesh)
 		s.stale = false
 	}
@@ -102,11 +105,11 @@ func (s *source) publish() {
 		p.Reason += "; what it last said is in force"
 		problems = append([]model.Problem{p}, problems...)
 	}
-	if s.toldMesh != nil && reflect.DeepEqual(s.mesh, s.toldMesh) && reflect.DeepEqual(problems, s.told) && reflect.DeepEqual(s.pods, s.toldPods) {
+	if s.toldMesh != nil && reflect.DeepEqual(s.mesh, s.toldMesh) && reflect.DeepEqual(problems, s.told) && reflect.DeepEqual(s.pods, s.toldPods) && reflect.DeepEqual(s.configs, s.toldConf) {
 		return
 	}
-	s.toldMesh, s.toldPods, s.told = s.mesh, s.pods, problems
-	s.on(s.mesh, s.pods, problems, s.err)
+	s.toldMesh, s.toldPods, s.toldConf, s.told = s.mesh, s.pods, s.configs, problems
+	s.on(s, problems)
 }
 
 // follow reads and publishes after each change until ctx ends.

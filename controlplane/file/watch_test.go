@@ -263,7 +263,7 @@ func TestHoldOff(t *testing.T) {
 				s := source{
 					loader: newLoader(dir, testOptions),
 					visit:  func(string) error { return nil }, sweep: func() {},
-					on: func(*model.Mesh, []Pod, []model.Problem, error) {
+					on: func(*source, []model.Problem) {
 						got = append(got, int(time.Since(start).Milliseconds()))
 					},
 				}
@@ -326,7 +326,7 @@ func TestChangedWhileRead(t *testing.T) {
 			}
 			return nil
 		}
-		s.on = func(m *model.Mesh, _ []Pod, _ []model.Problem, _ error) { got = append(got, services(m)) }
+		s.on = func(s *source, _ []model.Problem) { got = append(got, services(s.mesh)) }
 		check(t, s.read(ctx))
 		s.publish()
 		changed <- struct{}{}

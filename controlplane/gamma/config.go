@@ -298,7 +298,8 @@ type EndpointPolicySpec struct {
 
 // MeshConfig are the switches of the mesh (contract 10.9, design 9). What the object
 // named default of the control plane's namespace does not say is as the proxies'
-// flags have it.
+// flags have it. That of another namespace is for the pods of that namespace: of it spec.proxy
+// is in force, field by field over the control plane's.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=meshconfigs,singular=meshconfig,shortName=mc,scope=Namespaced
@@ -356,7 +357,7 @@ type MeshProxy struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	AccessLogSuccessSampleRate *float64 `json:"accessLogSuccessSampleRate,omitempty"`
-	// TracingEnabled makes spans.
+	// TracingEnabled makes spans. This version makes none, and says so.
 	//
 	// +optional
 	TracingEnabled *bool `json:"tracingEnabled,omitempty"`

@@ -25,6 +25,7 @@ type Mesh struct {
 	Namespace, Name string
 	Refused         bool // nothing of it is in force
 	spec            MeshConfigSpec
+	wide            []Flaw // where it speaks of the whole mesh; Reason is the field
 }
 
 // MeshConfig reads a MeshConfig (contract 10.9, design 9). A refused one says nothing.
@@ -34,7 +35,11 @@ func (r *Reader) MeshConfig(o Object) *Mesh {
 	bad := func(path []string, format string, args ...any) {
 		flaws = append(flaws, Flaw{Line: o.At(path...), Reason: fmt.Sprintf(format, args...)})
 	}
+	var wide []Flaw
 	one := func(field string, v *string, these ...string) {
+		if v != nil {
+			wide = append(wide, Flaw{Line: o.At(spec(field)...), Reason: "spec." + field})
+		}
 		if v != nil && *v != these[0] && *v != these[1] {
 			bad(spec(field), "spec.%s %.100q does not exist: write %s or %s", field, *v, these[0], these[1])
 		}
@@ -50,21 +55,45 @@ func (r *Reader) MeshConfig(o Object) *Mesh {
 		}
 		rate("accessLogSuccessSampleRate", p.AccessLogSuccessSampleRate, 100)
 		rate("traceSampleRate", p.TraceSampleRate, 1)
-		for _, s := range []struct {
-			name string
-			set  bool
-		}{{"accessLogsEnabled", p.AccessLogsEnabled != nil}, {"accessLogSuccessSampleRate", p.AccessLogSuccessSampleRate != nil},
-			{"tracingEnabled", p.TracingEnabled != nil}, {"traceSampleRate", p.TraceSampleRate != nil}, {"emitStatsPod", p.EmitStatsPod != nil}} {
-			if s.set && !r.API { // there they are settings, and whoever carries them out says which are not
-				r.Report(o.String(), o.At(spec("proxy", s.name)...), "spec.proxy.%s is not built yet and changes nothing: it may stay", s.name)
-			}
-		}
 	}
-	f := &Mesh{Namespace: o.Namespace, Name: o.Name, spec: m.Spec}
-	if f.Refused = r.Refuse(o, flaws, "the object is not in force, and where it would be routeSemantics is Aether and sameNode mTLS"); f.Refused {
-		f.spec = MeshConfigSpec{}
+	f := &Mesh{Namespace: o.Namespace, Name: o.Name, spec: m.Spec, wide: wide}
+	if f.Refused = r.Refuse(o, flaws, "the object is not in force: what it said before stays, and if that is not known it is as if it were not there"); f.Refused {
+		f.spec, f.wide = MeshConfigSpec{}, nil
 	}
 	return f
+}
+
+// Good is m, or what there was before where m is refused: a slip of the pen switches nothing
+// (decision 034). nil: there is nothing to go by.
+func (m *Mesh) Good(before *Mesh) *Mesh {
+	if m.Refused {
+		return before
+	}
+	return m
+}
+
+// Stray is what m, of a namespace that is not the control plane's, says and what is of the
+// whole mesh; of is who has that.
+func (m *Mesh) Stray(of string) (out []Flaw) {
+	for _, f := range m.wide {
+		f.Reason += " is of the whole mesh: " + of + " has it, and here it changes nothing; remove it"
+		out = append(out, f)
+	}
+	return out
+}
+
+// Override is what m says of pods.
+func (m *Mesh) Override() input.Override {
+	p := m.spec.Proxy
+	if p == nil {
+		return input.Override{}
+	}
+	out := input.Override{AccessLogs: p.AccessLogsEnabled, Tracing: p.TracingEnabled, TraceSample: p.TraceSampleRate, EmitStatsPod: p.EmitStatsPod}
+	if v := p.AccessLogSuccessSampleRate; v != nil {
+		rate := uint8(math.Ceil(*v)) // a little is not nothing
+		out.AccessLogSuccess = &rate
+	}
+	return out
 }
 
 // Over gives base with what m says in its place, field by field (contract 10.9).
@@ -85,14 +114,5 @@ func (m *Mesh) Over(base input.Settings) input.Settings {
 	if s.HopSource != nil {
 		base.HopFromNode = *s.HopSource == hopFromNode
 	}
-	if p := s.Proxy; p != nil {
-		base.AccessLogs = value(p.AccessLogsEnabled, base.AccessLogs)
-		if v := p.AccessLogSuccessSampleRate; v != nil {
-			base.AccessLogSuccess = uint8(math.Ceil(*v)) // a little is not nothing
-		}
-		base.Tracing = value(p.TracingEnabled, base.Tracing)
-		base.TraceSample = value(p.TraceSampleRate, base.TraceSample)
-		base.EmitStatsPod = value(p.EmitStatsPod, base.EmitStatsPod)
-	}
-	return base
+	return m.Override().Over(base)
 }

@@ -50,11 +50,13 @@ type State struct {
 	pointing map[string]map[input.RouteKey]bool // routes with references into a namespace, by that
 	grants   map[string]map[string]*Grant       // by namespace and name
 
-	filters  map[name]model.HTTPFilter
-	policies map[name]*endpointPolicy
-	aimed    map[name]map[name]bool // EndpointPolicies by their Service
-	meshes   map[name]*Mesh
-	settings input.Settings
+	filters    map[name]model.HTTPFilter
+	policies   map[name]*endpointPolicy
+	aimed      map[name]map[name]bool // EndpointPolicies by their Service
+	meshes     map[name]*Mesh         // as they were last good
+	settings   input.Settings
+	namespaces map[string][]input.Override
+	unsaid     bool // the whole state had no settings: the MeshConfig that has them cannot be read
 
 	problems map[string][]model.Problem // by the object's label
 	objects  map[string]map[name]bool   // what there is of each kind
@@ -101,7 +103,7 @@ func NewState(namespace string, flags input.Settings) *State {
 		namespace: namespace, flags: flags, settings: flags,
 		services: map[name]*service{}, named: map[name]bool{}, slices: map[name]*slice{}, of: map[name]map[name]*slice{},
 		routes: map[input.RouteKey]*route{}, pointing: map[string]map[input.RouteKey]bool{}, grants: map[string]map[string]*Grant{},
-		filters: map[name]model.HTTPFilter{}, policies: map[name]*endpointPolicy{}, aimed: map[name]map[name]bool{}, meshes: map[name]*Mesh{},
+		filters: map[name]model.HTTPFilter{}, policies: map[name]*endpointPolicy{}, aimed: map[name]map[name]bool{}, meshes: map[name]*Mesh{}, namespaces: map[string][]input.Override{},
 		problems: map[string][]model.Problem{}, objects: map[string]map[name]bool{},
 		unread: NotRead,
 	}
@@ -114,12 +116,16 @@ func (s *State) Take() input.Batch {
 	return b
 }
 
-// Whole gives all there is, settings included.
+// Whole gives all there is, settings included, unless their MeshConfig is refused and was never seen otherwise.
 func (s *State) Whole() input.Batch {
 	settings := s.settings
 	b := input.Batch{
 		Services: make(map[name][]model.Service, len(s.services)), Routes: make(map[input.RouteKey][]model.Route, len(s.routes)),
 		Filters: make(map[name][]model.HTTPFilter, len(s.filters)), Problems: maps.Clone(s.problems), Settings: &settings,
+		Namespaces: maps.Clone(s.namespaces),
+	}
+	if s.unsaid {
+		b.Settings, b.KeepSettings = nil, true
 	}
 	for n, e := range s.services {
 		b.Services[n] = []model.Service{e.out}
@@ -178,6 +184,21 @@ func (s *State) tell(kind string, n name, said []Problem) {
 		delete(s.problems, label)
 	}
 	put(&s.batch.Problems, label, list)
+}
+
+// Say puts a problem of an object that is none of State's into the batch; no reason: it is over.
+func (s *State) Say(object, reason string) {
+	if was := s.problems[object]; reason == "" && was == nil || len(was) == 1 && was[0].Reason == reason {
+		return
+	}
+	var list []model.Problem
+	if reason != "" {
+		list = []model.Problem{{Object: object, Reason: reason}}
+		s.problems[object] = list
+	} else {
+		delete(s.problems, object)
+	}
+	put(&s.batch.Problems, object, list)
 }
 
 func put[K comparable, V any](m *map[K]V, k K, v V) {
@@ -369,12 +390,24 @@ func (s *State) Set(kind string, u map[string]any) {
 	case KindEndpointPolicy:
 		s.setPolicy(n, r.endpointPolicy(o), r.Problems)
 	case KindMeshConfig:
-		s.meshes[n] = r.MeshConfig(o)
-		if n.Namespace != s.namespace || n.Name != MeshName {
-			r.Report(o.String(), 0, "changes nothing: settings are of the whole mesh here, and %s has them", Label(kind, s.namespace, MeshName))
+		m := r.MeshConfig(o)
+		switch good := m.Good(s.meshes[n]); {
+		case n.Name != MeshName:
+			r.Report(o.String(), 0, "changes nothing: the one of a namespace that counts is called %s", MeshName)
+		case n.Namespace == s.namespace:
+			if s.meshes[n] = good; good == nil {
+				s.unsaid = true
+			} else {
+				s.setSettings()
+			}
+		case !m.Refused:
+			s.meshes[n] = m
+			for _, f := range m.Stray(Label(kind, s.namespace, MeshName)) {
+				r.Report(o.String(), f.Line, "%s", f.Reason)
+			}
+			s.setNamespace(n.Namespace, []input.Override{m.Override()})
 		}
 		s.tell(kind, n, r.Problems)
-		s.setSettings()
 	}
 }
 
@@ -402,7 +435,13 @@ func (s *State) Delete(kind, namespace, objectName string) {
 		s.setPolicy(n, nil, nil)
 	case KindMeshConfig:
 		delete(s.meshes, n)
-		s.setSettings()
+		switch {
+		case n.Name != MeshName:
+		case n.Namespace == s.namespace:
+			s.setSettings()
+		default:
+			s.setNamespace(n.Namespace, nil)
+		}
 	}
 	s.tell(kind, n, nil)
 }
@@ -581,8 +620,19 @@ func (s *State) setSettings() {
 	if m := s.meshes[name{Namespace: s.namespace, Name: MeshName}]; m != nil {
 		settings = m.Over(s.flags)
 	}
-	if settings != s.settings {
-		s.settings = settings
+	if settings != s.settings || s.unsaid {
+		s.settings, s.unsaid = settings, false
 		s.batch.Settings = &settings
 	}
+}
+
+// setNamespace takes what a namespace's own MeshConfig says of its pods.
+func (s *State) setNamespace(ns string, list []input.Override) {
+	if reflect.DeepEqual(s.namespaces[ns], list) {
+		return
+	}
+	if s.namespaces[ns] = list; list == nil {
+		delete(s.namespaces, ns)
+	}
+	put(&s.batch.Namespaces, ns, list)
 }

@@ -309,12 +309,34 @@ func TestSettings(t *testing.T) {
 	if b := s.Take(); b.Settings == nil || *b.Settings != want {
 		t.Errorf("%+v, want %+v", b.Settings, want)
 	}
-	s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: shop}, spec: {routeSemantics: Aether}}`)
-	if b := s.Take(); b.Settings != nil || !strings.Contains(s.said(), "MeshConfig shop/default: changes nothing: settings are of the whole mesh here, and MeshConfig mesh/default has them") {
-		t.Errorf("another namespace's: %+v\n%s", b.Settings, s.said())
+	// Of another namespace: for its pods, and not for the mesh.
+	s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: shop}, spec: {routeSemantics: Aether, proxy: {accessLogsEnabled: false, traceSampleRate: 1}}}`)
+	b := s.Take()
+	if b.Settings != nil || len(b.Namespaces["shop"]) != 1 || !strings.Contains(s.said(), "MeshConfig shop/default: spec.routeSemantics is of the whole mesh: MeshConfig mesh/default has it, and here it changes nothing") {
+		t.Errorf("another namespace's: %+v\n%s", b, s.said())
 	}
+	own := want
+	own.AccessLogs, own.TraceSample = false, 1
+	if got := b.Namespaces["shop"][0].Over(want); got != own {
+		t.Errorf("another namespace's: %+v, want %+v", got, own)
+	}
+	s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: shop}, spec: {proxy: {accessLogsEnabled: false, traceSampleRate: 2}}}`)
+	if b := s.Take(); len(b.Namespaces) > 0 || len(s.Whole().Namespaces) != 1 || !strings.Contains(s.said(), "spec.proxy.traceSampleRate 2: write a number from 0 to 1") {
+		t.Errorf("a refused one takes the good one's place: %+v\n%s", b, s.said())
+	}
+	s.Delete(KindMeshConfig, "shop", "default")
+	if b := s.Take(); b.Namespaces["shop"] != nil || len(b.Namespaces) != 1 || len(s.Whole().Namespaces) > 0 {
+		t.Errorf("gone: %+v", b)
+	}
+	s.put(t, KindMeshConfig, `{metadata: {name: other, namespace: mesh}, spec: {routeSemantics: Aether}}`)
+	if b := s.Take(); b.Settings != nil || !strings.Contains(s.said(), "MeshConfig mesh/other: changes nothing: the one of a namespace that counts is called default") {
+		t.Errorf("of another name: %+v\n%s", b, s.said())
+	}
+	s.Delete(KindMeshConfig, "mesh", "other")
+	s.Take()
+	// A refused one says what it said before.
 	s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: mesh}, spec: {sameNode: mTLS, routeSemantics: Both}}`)
-	if b := s.Take(); b.Settings == nil || *b.Settings != flags || !strings.Contains(s.said(), `spec.routeSemantics "Both" does not exist`) {
+	if b := s.Take(); b.Settings != nil || *s.Whole().Settings != want || !strings.Contains(s.said(), `spec.routeSemantics "Both" does not exist`) {
 		t.Errorf("a refused one: %+v\n%s", b.Settings, s.said())
 	}
 	s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: mesh}, spec: {sameNode: mTLS, newer: 1}}`)
@@ -326,6 +348,32 @@ func TestSettings(t *testing.T) {
 	s.Delete(KindMeshConfig, "mesh", "default")
 	if b := s.Take(); b.Settings == nil || *b.Settings != flags {
 		t.Errorf("gone: %+v", b.Settings)
+	}
+}
+
+// TestRefusedFromTheStart: a MeshConfig that was never seen otherwise takes nothing of what was known before the start,
+// and says its settings as soon as it is mended or gone, whatever they are.
+func TestRefusedFromTheStart(t *testing.T) {
+	flags := input.Settings{AccessLogSuccess: 100}
+	for _, mend := range []func(*State){
+		func(s *State) {
+			s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: mesh}, spec: {routeSemantics: Aether}}`)
+		},
+		func(s *State) { s.Delete(KindMeshConfig, "mesh", "default") },
+	} {
+		s := NewState("mesh", flags)
+		s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: mesh}, spec: {routeSemantics: Both}}`)
+		s.Take()
+		if b := s.Whole(); b.Settings != nil || !b.KeepSettings {
+			t.Errorf("refused: %+v", b.Settings)
+		}
+		mend(s)
+		if b := s.Take(); b.Settings == nil || *b.Settings != flags {
+			t.Errorf("mended: %+v", b.Settings)
+		}
+		if b := s.Whole(); b.Settings == nil || b.KeepSettings {
+			t.Errorf("mended: %+v", b.Settings)
+		}
 	}
 }
 

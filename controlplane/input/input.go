@@ -41,6 +41,11 @@ type Batch struct {
 	Retained map[model.ServiceName][]model.Retained
 	// Settings of the mesh; nil: as before.
 	Settings *Settings
+	// KeepSettings, of a whole state without Settings: they are there and cannot be read, so
+	// that those of before the start stay as well.
+	KeepSettings bool
+	// Namespaces are what the pods of a namespace have instead of the mesh's (contract 10.9): one, or none.
+	Namespaces map[string][]Override
 	// Locality of this node; nil: as before.
 	Locality *Locality
 	// Problems are what is not, or not wholly, in force, by whatever key the source
@@ -51,7 +56,7 @@ type Batch struct {
 // Empty reports whether b says nothing.
 func (b *Batch) Empty() bool {
 	return len(b.Endpoints) == 0 && len(b.Services) == 0 && len(b.Routes) == 0 && len(b.Filters) == 0 && len(b.Catalog) == 0 &&
-		len(b.Workloads) == 0 && len(b.Retained) == 0 && len(b.Problems) == 0 && b.Settings == nil && b.Locality == nil
+		len(b.Workloads) == 0 && len(b.Retained) == 0 && len(b.Problems) == 0 && len(b.Namespaces) == 0 && b.Settings == nil && b.Locality == nil
 }
 
 // Locality is where a node is: the labels topology.kubernetes.io/region and /zone.
@@ -70,6 +75,31 @@ type Settings struct {
 	Tracing          bool
 	TraceSample      float64 // 0 to 1
 	EmitStatsPod     bool
+}
+
+// Override is what of Settings is other for some pods; nil: it is not.
+type Override struct {
+	AccessLogs       *bool
+	AccessLogSuccess *uint8
+	Tracing          *bool
+	TraceSample      *float64
+	EmitStatsPod     *bool
+}
+
+// Over is base with what o says in its place.
+func (o Override) Over(base Settings) Settings {
+	take(&base.AccessLogs, o.AccessLogs)
+	take(&base.AccessLogSuccess, o.AccessLogSuccess)
+	take(&base.Tracing, o.Tracing)
+	take(&base.TraceSample, o.TraceSample)
+	take(&base.EmitStatsPod, o.EmitStatsPod)
+	return base
+}
+
+func take[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
 }
 
 // Status is how a source fares.

@@ -58,6 +58,7 @@ func (b *Batch) Diff(next *Batch, base Settings) Batch {
 		Routes: changes(b.Routes, next.Routes), Filters: changes(b.Filters, next.Filters),
 		Catalog: changes(b.Catalog, next.Catalog), Workloads: changes(b.Workloads, next.Workloads),
 		Retained: changes(b.Retained, next.Retained), Problems: changes(b.Problems, next.Problems),
+		Namespaces: changes(b.Namespaces, next.Namespaces),
 	}
 	if !reflect.DeepEqual(b.Settings, next.Settings) {
 		if out.Settings = next.Settings; out.Settings == nil {
@@ -96,6 +97,7 @@ func (b *Batch) Add(o *Batch) {
 	add(&b.Workloads, o.Workloads)
 	add(&b.Retained, o.Retained)
 	add(&b.Problems, o.Problems)
+	add(&b.Namespaces, o.Namespaces)
 	if o.Settings != nil {
 		b.Settings = o.Settings
 	}

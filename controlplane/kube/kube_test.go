@@ -397,6 +397,16 @@ spec:
 		s.apply(t, "MeshConfig mesh-system/default\nspec: {proxy: {accessLogsEnabled: true}}")
 		flags.AccessLogs = true
 		got.wait(t, "a part", settings(flags))
+		s.apply(t, fill("MeshConfig NS/default\nspec: {routeSemantics: GatewayAPI, proxy: {emitStatsPod: true}}"))
+		got.wait(t, "a namespace's", func(b *input.Batch, st input.Status) string {
+			if o := b.Namespaces[ns]; len(o) != 1 || o[0].EmitStatsPod == nil || !*o[0].EmitStatsPod || o[0].AccessLogs != nil {
+				return fmt.Sprintf("%+v", b.Namespaces)
+			}
+			return problem(fill("MeshConfig NS/default"), "spec.routeSemantics is of the whole mesh: MeshConfig mesh-system/default has it")(b, st)
+		})
+		got.wait(t, "and not the mesh's", settings(flags))
+		s.delete(t, "MeshConfig", ns, "default")
+		got.wait(t, "a namespace's, gone", func(b *input.Batch, _ input.Status) string { return gone(b.Namespaces[ns]) })
 		s.delete(t, "MeshConfig", "mesh-system", "default")
 		flags.AccessLogs = false
 		got.wait(t, "gone", settings(flags))

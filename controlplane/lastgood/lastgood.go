@@ -48,6 +48,8 @@ type Source struct {
 	Retained  [][]model.Retained
 	Settings  *input.Settings // nil: it said nothing of them
 	Locality  *input.Locality // nil: it said nothing of it
+	// Namespaces are the settings of pods by their namespace.
+	Namespaces map[string][]input.Override
 }
 
 // The header: magic, version, length of the body, and its SHA-256. A sum of 32 bits would

@@ -206,30 +206,60 @@ func (t Tee) Ended(e *Entry) {
 // Log writes a line an entry. It is for nodes that ask for an access log: the
 // line is made and written where the entry is told.
 type Log struct {
-	log     *slog.Logger
-	on      atomic.Bool
-	success atomic.Uint32 // percent of the successes
-	told    atomic.Uint64 // successes
+	log   *slog.Logger
+	share atomic.Pointer[shares]
+}
+
+// Share says whether entries are logged.
+type Share struct {
+	On      bool
+	Success uint8 // percent of the successes; failures and refusals are all (accessLogSuccessSampleRate, contract 10.9)
+}
+
+// shares are what holds; it does not change but for what was told.
+type shares struct {
+	all share
+	of  map[string]*share // by namespace
+}
+
+type share struct {
+	Share
+	told atomic.Uint64 // successes
 }
 
 // NewLog makes a Log that is off.
-func NewLog(l *slog.Logger) *Log { return &Log{log: l} }
+func NewLog(l *slog.Logger) *Log {
+	out := &Log{log: l}
+	out.Set(Share{}, nil)
+	return out
+}
 
-// Set switches the log, and says how many in a hundred of the successes it has; failures
-// and refusals it has all (accessLogSuccessSampleRate, contract 10.9). Safe for concurrent use.
-func (l *Log) Set(on bool, success uint8) {
-	l.success.Store(uint32(min(success, 100)))
-	l.on.Store(on)
+// Set says what is logged, and what of the pods of namespaces that have it otherwise. Safe
+// for concurrent use.
+func (l *Log) Set(all Share, of map[string]Share) {
+	s := &shares{of: make(map[string]*share, len(of))}
+	s.all.Share = all
+	for ns, x := range of {
+		s.of[ns] = &share{Share: x}
+	}
+	l.share.Store(s)
 }
 
 // Ended is Observer.
 func (l *Log) Ended(e *Entry) {
-	if !l.on.Load() {
+	all := l.share.Load()
+	s := &all.all
+	if len(all.of) > 0 {
+		if x := all.of[e.Namespace]; x != nil {
+			s = x
+		}
+	}
+	if !s.On {
 		return
 	}
-	if share := uint64(l.success.Load()); share < 100 && !e.Failed() {
+	if share := uint64(min(s.Success, 100)); share < 100 && !e.Failed() {
 		// Evenly spread: the n-th is logged when the share of n has grown by one.
-		if n := l.told.Add(1); n*share/100 == (n-1)*share/100 {
+		if n := s.told.Add(1); n*share/100 == (n-1)*share/100 {
 			return
 		}
 	}

@@ -141,7 +141,7 @@ func TestLogShare(t *testing.T) {
 		share uint8
 		want  int
 	}{{100, 1000}, {0, 0}, {1, 10}, {33, 330}, {250, 1000}} {
-		l.Set(true, tt.share)
+		l.Set(Share{true, tt.share}, nil)
 		if n := count(good, 1000); n != tt.want {
 			t.Errorf("%d %%: %d of 1000", tt.share, n)
 		}
@@ -149,8 +149,25 @@ func TestLogShare(t *testing.T) {
 			t.Errorf("%d %%: %d of 10 failures", tt.share, n)
 		}
 	}
-	l.Set(false, 100)
+	l.Set(Share{false, 100}, nil)
 	if n := count(bad, 10); n != 0 {
 		t.Errorf("off again: %d", n)
+	}
+	// A namespace has its own share, and counts its own successes (contract 10.9).
+	shop := *good
+	shop.Namespace = "shop"
+	for _, tt := range []struct {
+		all, shop        Share
+		wantAll, wantOwn int
+	}{{Share{}, Share{true, 100}, 0, 100}, {Share{true, 100}, Share{false, 100}, 100, 0}, {Share{true, 10}, Share{true, 50}, 10, 50}} {
+		l.Set(tt.all, map[string]Share{"shop": tt.shop})
+		mine, others := 0, 0
+		for range 100 {
+			mine += count(&shop, 1)
+			others += count(good, 1)
+		}
+		if mine != tt.wantOwn || others != tt.wantAll {
+			t.Errorf("%+v: %d of its own and %d of others", tt, mine, others)
+		}
 	}
 }

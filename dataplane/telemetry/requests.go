@@ -74,7 +74,7 @@ var durations = [...]time.Duration{
 
 // counts are the counters that entries feed.
 type counts struct {
-	pods   atomic.Bool
+	pods   atomic.Pointer[named]
 	shards atomic.Pointer[[]*shard] // by journal.Entry.Loop
 
 	off sync.Mutex // for shard 0: of entries that goroutines tell
@@ -102,7 +102,7 @@ func (c *counts) ended(e *journal.Entry) {
 		if e.Dir == model.Inbound {
 			k.far, k.port = e.Peer, e.Dst.Port()
 		}
-		if c.pods.Load() {
+		if c.pods.Load().has(e.Namespace) {
 			k.pod = e.Pod
 		}
 	}

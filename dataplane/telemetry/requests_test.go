@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -49,6 +50,43 @@ func destination(f func(*journal.Entry)) journal.Entry {
 	f(&e)
 	e.Classify()
 	return e
+}
+
+// TestPodsOfNamespaces: whose pods have their names in the counter, for a namespace and for the others (contract 10.9).
+func TestPodsOfNamespaces(t *testing.T) {
+	for _, tt := range []struct {
+		all  bool
+		of   map[string]bool
+		want string // pods that are named
+	}{
+		{false, nil, ""}, {true, nil, "bill-1 web-1"}, {false, map[string]bool{"shop": true}, "web-1"}, {true, map[string]bool{"shop": false}, "bill-1"},
+		{false, map[string]bool{"none": true}, ""},
+	} {
+		m := New(Config{})
+		m.SetPods(tt.all, tt.of)
+		for _, of := range [][2]string{{"shop", "web-1"}, {"pay", "bill-1"}} {
+			e := source(func(e *journal.Entry) { e.Namespace, e.Pod = of[0], of[1] })
+			m.Ended(&e)
+		}
+		families, err := m.reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range families {
+			for _, x := range f.GetMetric() {
+				for _, l := range x.GetLabel() {
+					if l.GetName() == "source_pod" && l.GetValue() != "" {
+						got = append(got, l.GetValue())
+					}
+				}
+			}
+		}
+		slices.Sort(got)
+		if s := strings.Join(got, " "); s != tt.want {
+			t.Errorf("%+v: %q, want %q", tt, s, tt.want)
+		}
+	}
 }
 
 // TestRequestLabels: the labels of contract 14.1, and its spelling of services.

@@ -45,7 +45,7 @@ type Metrics struct {
 // New makes an empty registry with the process's and the Go runtime's own metrics.
 func New(c Config) *Metrics {
 	m := &Metrics{reg: prometheus.NewRegistry()}
-	m.SetPods(c.Pods)
+	m.SetPods(c.Pods, nil)
 	m.reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	registerRuntime(m.reg)
 	if !c.Bare {
@@ -54,8 +54,24 @@ func New(c Config) *Metrics {
 	return m
 }
 
-// SetPods is Config.Pods from now on. Safe for concurrent use.
-func (m *Metrics) SetPods(on bool) { m.counts.pods.Store(on) }
+// SetPods is Config.Pods from now on, and what of the pods of namespaces that have it
+// otherwise; of may not change any more. Safe for concurrent use.
+func (m *Metrics) SetPods(on bool, of map[string]bool) { m.counts.pods.Store(&named{on, of}) }
+
+// named says whether pods have their names in metrics.
+type named struct {
+	all bool
+	of  map[string]bool // by namespace
+}
+
+func (n *named) has(namespace string) bool {
+	if len(n.of) > 0 {
+		if on, there := n.of[namespace]; there {
+			return on
+		}
+	}
+	return n.all
+}
 
 // Gauge adds a value that is asked for at each scrape. labels are pairs of name and
 // value; several gauges may have one name, and then the same help and label names.
