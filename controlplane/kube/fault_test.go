@@ -176,3 +176,90 @@ func TestNotFoundTakesNothing(t *testing.T) {
 		got.wait(t, "synced", kept)
 	})
 }
+
+const (
+	gatewayPath = "/apis/gateway.networking.k8s.io/"
+	tcpObject   = `{"apiVersion":"gateway.networking.k8s.io/v1alpha2","kind":"TCPRoute","metadata":{"namespace":"shop","name":"t","resourceVersion":"1"},"spec":{"parentRefs":[{"kind":"Service","group":"","name":"db"}],"rules":[{"backendRefs":[{"name":"db","port":9000}]}]}}`
+	grpcObject  = `{"apiVersion":"gateway.networking.k8s.io/v1alpha2","kind":"GRPCRoute","metadata":{"namespace":"shop","name":"g","resourceVersion":"1"},"spec":{"parentRefs":[{"kind":"Service","group":"","name":"cart"}],"rules":[{"matches":[{"method":{"service":"shop.Cart"}}],"backendRefs":[{"name":"cart","port":80}]}]}}`
+)
+
+// TestVersionsThatAreNotRead: a CRD that has none of the versions that are read is a problem, and its kind inert until
+// it has one; only where that would widen access nothing is published.
+func TestVersionsThatAreNotRead(t *testing.T) {
+	ok := func(items ...string) answer { return answer{http.StatusOK, items} }
+	said := func(crd, text string) func(b *input.Batch, st input.Status) string {
+		return func(b *input.Batch, st input.Status) string {
+			p := b.Problems["CustomResourceDefinition "+crd]
+			if text == "" && len(p) == 0 || len(p) == 1 && text != "" && strings.Contains(p[0].Reason, text) {
+				return ""
+			}
+			return fmt.Sprintf("%+v, %+v", p, st)
+		}
+	}
+	route := func(k model.RouteKind, name string) func(b *input.Batch, st input.Status) string {
+		return func(b *input.Batch, st input.Status) string {
+			if len(b.Routes[input.RouteKey{Kind: k, Namespace: "shop", Name: name}]) != 1 {
+				return "it is not there"
+			}
+			return ""
+		}
+	}
+	t.Run("inert, and alive once it has one", func(t *testing.T) {
+		const crdName = "tcproutes.gateway.networking.k8s.io"
+		f := startFaulty(t, map[string]answer{servicesPath: ok(), crdsPath: ok(crd(crdName))})
+		src, got := run(t, &rest.Config{Host: f.URL}, "")
+		got.wait(t, "a problem", said(crdName, "without a version that this program reads (v1, v1alpha2)"))
+		if k := kindOf(src, "TCPRoute"); !k.Inert || k.Err != "" {
+			t.Errorf("%+v", k)
+		}
+		f.set(gatewayPath+"v1alpha2/tcproutes", ok(tcpObject))
+		f.set(crdsPath, ok(crd(crdName)))
+		got.wait(t, "alive", route(model.TCPRoute, "t"))
+		got.wait(t, "no problem any more", said(crdName, ""))
+	})
+	t.Run("a GRPCRoute from before its v1", func(t *testing.T) {
+		f := startFaulty(t, map[string]answer{
+			servicesPath: ok(), crdsPath: ok(crd("grpcroutes.gateway.networking.k8s.io"), crd("httpfilters.config.aether.io")), filtersPath: ok(filterObject),
+			gatewayPath + "v1alpha2/grpcroutes": ok(grpcObject),
+		})
+		_, got := run(t, &rest.Config{Host: f.URL}, "")
+		got.wait(t, "read", route(model.GRPCRoute, "g"))
+	})
+	for _, tt := range []struct {
+		name, crd string
+		filters   answer
+		closed    bool
+	}{
+		{"HTTPFilters", "httpfilters.config.aether.io", answer{status: http.StatusNotFound}, true},
+		{"routes that may name filters", "httproutes.gateway.networking.k8s.io", ok(filterObject), true},
+		{"routes, and no filter is there", "httproutes.gateway.networking.k8s.io", ok(), false},
+		{"routes that carry no filters", "tlsroutes.gateway.networking.k8s.io", ok(filterObject), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := startFaulty(t, map[string]answer{servicesPath: ok(), crdsPath: ok(crd(tt.crd), crd("httpfilters.config.aether.io")), filtersPath: tt.filters})
+			src, got := run(t, &rest.Config{Host: f.URL}, "")
+			if !tt.closed {
+				got.wait(t, "published, with a problem", said(tt.crd, "without a version that this program reads"))
+				return
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if err := rig.Until(ctx, func(context.Context) error {
+				for _, k := range src.Kinds() {
+					if strings.Contains(k.Err, "nothing is published before they can be read") {
+						return nil
+					}
+				}
+				return fmt.Errorf("%+v", src.Kinds())
+			}); err != nil {
+				t.Fatal(err)
+			}
+			got.mu.Lock()
+			replaced := got.replaced
+			got.mu.Unlock()
+			if replaced != 0 {
+				t.Error("a state was said to be whole without what may be policy")
+			}
+		})
+	}
+}

@@ -2,8 +2,11 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +33,7 @@ import (
 const (
 	labelService = discoveryv1.LabelServiceName
 	protobuf     = "application/vnd.kubernetes.protobuf"
+	kindCRD      = "CustomResourceDefinition"
 )
 
 // served is a kind that an API server may have.
@@ -44,7 +48,7 @@ type served struct {
 var kinds = []served{
 	{gamma.KindService, "", "services", []string{"v1"}, ""},
 	custom(gamma.KindHTTPRoute, gamma.GatewayGroup, "httproutes", "v1", "v1beta1"),
-	custom(gamma.KindGRPCRoute, gamma.GatewayGroup, "grpcroutes", "v1"),
+	custom(gamma.KindGRPCRoute, gamma.GatewayGroup, "grpcroutes", "v1", "v1alpha2"),
 	custom(gamma.KindTCPRoute, gamma.GatewayGroup, "tcproutes", "v1", "v1alpha2"),
 	custom(gamma.KindTLSRoute, gamma.GatewayGroup, "tlsroutes", "v1", "v1alpha3", "v1alpha2"),
 	custom(gamma.KindUDPRoute, gamma.GatewayGroup, "udproutes", "v1", "v1alpha2"),
@@ -125,10 +129,10 @@ func (s *Source) follow(ctx context.Context, k *kind) {
 		switch {
 		case err == nil: // the watch ended: list again, soon
 		case apierrors.IsNotFound(err):
-			inert, told := s.rest(k)
+			inert, told, why := s.rest(k)
 			switch {
 			case !inert:
-				s.fared(k, err)
+				s.fared(k, errors.Join(err, why))
 			case told: // when the CRD comes
 				wait, delay = 0, retryMin
 			}
@@ -142,24 +146,58 @@ func (s *Source) follow(ctx context.Context, k *kind) {
 	}
 }
 
-// rest lets a kind be inert if its CRD is seen to be missing, or if that cannot be seen
-// and nothing is lost by it; told: its coming will be heard of.
-func (s *Source) rest(k *kind) (inert, told bool) {
+// rest lets a kind be inert that is not found: if its CRD is seen to be missing, or if that
+// cannot be seen and nothing is lost by it; and if its CRD is there with none of the versions
+// that are read, but for kinds without which access would be wider. told: its coming will be
+// heard of. why says what else is to be said of a kind that is not inert.
+func (s *Source) rest(k *kind) (inert, told bool, why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	installed, known := s.installedLocked(k)
-	if installed || !known && (!s.crdsRead || k.listed) {
-		return false, false
+	switch {
+	case !installed && (known || s.crdsRead && !k.listed):
+		k.misses = 0
+		s.restLocked(k, "")
+		return true, known, nil
+	case !installed || !known || k.listed:
+		return false, false, nil
 	}
+	// A CRD is there before its objects are served.
+	if k.misses++; k.misses < unreadTries {
+		return false, false, nil
+	}
+	versions := strings.Join(k.versions, ", ")
+	if s.policyLocked(k) {
+		return false, false, fmt.Errorf("its CRD is installed without a version that this program reads (%s), and a policy may be among its objects: nothing is published before they can be read; have it serve one of these, or remove it", versions)
+	}
+	s.restLocked(k, fmt.Sprintf("is installed without a version that this program reads (%s): its objects do nothing until it serves one of these", versions))
+	return true, false, nil
+}
+
+// restLocked: the kind is inert; why is a problem of its CRD, if that is one.
+func (s *Source) restLocked(k *kind, why string) {
 	if !k.inert {
-		s.log.Warn("kubernetes: a kind is not installed and does nothing until it is", "kind", k.kind, "crd", k.crd)
+		s.log.Warn("kubernetes: a kind is not installed, or in no version that is read, and does nothing until it is", "kind", k.kind, "crd", k.crd)
 	}
 	k.inert, k.listed, k.version, k.err = true, false, "", ""
 	s.state.Clear(k.kind)
+	s.state.Say(gamma.Label(kindCRD, "", k.crd), why)
 	s.selectLocked()
 	s.tellLocked()
 	s.reportLocked()
-	return true, known
+}
+
+// policyLocked reports whether to do without a kind may widen access: HTTPFilters, and, where
+// there are any or may be, the routes that can name them.
+func (s *Source) policyLocked(k *kind) bool {
+	switch k.kind {
+	case gamma.KindHTTPFilter:
+		return true
+	case gamma.KindHTTPRoute, gamma.KindGRPCRoute:
+		i := slices.IndexFunc(s.kinds, func(k *kind) bool { return k.kind == gamma.KindHTTPFilter })
+		return !s.kinds[i].settled() || s.state.Count(gamma.KindHTTPFilter) > 0
+	}
+	return false
 }
 
 // pause waits, or until kicked; forever if d is 0. False: ctx ended.
@@ -256,7 +294,10 @@ func (t *store) Replace(items []any, _ string) error {
 	t.s.Lists.Inc()
 	t.listed()
 	t.s.change(func(st *gamma.State) {
-		t.k.listed, t.k.inert, t.k.version, t.k.err = true, false, t.version, ""
+		t.k.listed, t.k.inert, t.k.version, t.k.err, t.k.misses = true, false, t.version, "", 0
+		if t.k.crd != "" {
+			st.Say(gamma.Label(kindCRD, "", t.k.crd), "")
+		}
 		replace(st, t.k.kind, items)
 		if t.then != nil {
 			t.then(st)
@@ -380,7 +421,7 @@ func (s *Source) followSlices(ctx context.Context) {
 // followCRDs follows which CustomResourceDefinitions there are, by their names alone.
 func (s *Source) followCRDs(ctx context.Context) {
 	r := s.names.Resource(crdResource)
-	k := &kind{served: served{kind: "CustomResourceDefinition"}}
+	k := &kind{served: served{kind: kindCRD}}
 	for delay := retryMin; ctx.Err() == nil; {
 		listed := false
 		err := s.reflect(ctx, k, &cache.ListWatch{

@@ -3,8 +3,8 @@
 //
 //   - What objects mean is package gamma's; this one lists, watches and remembers.
 //   - Nothing is said before every kind that the server has is listed.
-//   - A kind whose CRD is not installed is inert; it comes alive when the CRD comes, and
-//     goes with it. That a kind went is believed only when its CRD is seen to be gone: an
+//   - A kind whose CRD is not installed, or in no version that is read, is inert, unless
+//     access would be wider without it; it comes alive when the CRD comes, and goes with it. That a kind went is believed only when its CRD is seen to be gone: an
 //     error on the way takes nothing from what is known.
 //   - An API server that is away changes nothing; what it last said is in force.
 //   - Little is kept: objects are cut down on arrival to what the mesh needs of them.
@@ -45,6 +45,9 @@ const (
 	// maxSelected is how many Services' EndpointSlices are asked for by name; if more
 	// have named target ports, all slices are watched.
 	maxSelected = 100
+	// unreadTries is how often a kind whose CRD is there is not found before it is taken for
+	// one without a version that is read.
+	unreadTries = 4
 )
 
 // Config of a Source.
@@ -153,7 +156,7 @@ type Kind struct {
 	Version string // API version that is read; empty: none yet
 	Objects int
 	Listed  bool   // they have been read
-	Inert   bool   // the CRD is not installed
+	Inert   bool   // the CRD is not installed, or in no version that is read
 	Err     string // why changes are not heard of at the moment; empty: they are
 }
 
@@ -175,6 +178,7 @@ type kind struct {
 	version string
 	listed  bool
 	inert   bool
+	misses  int // times in a row that no version was found though the CRD is there
 	err     string
 }
 
@@ -237,7 +241,7 @@ func (s *Source) reportLocked() {
 		}
 	}
 	if s.crdsErr != "" {
-		errs = append(errs, "CustomResourceDefinition: "+s.crdsErr)
+		errs = append(errs, kindCRD+": "+s.crdsErr)
 	}
 	now := input.Status{Connected: len(errs) == 0, Err: strings.Join(errs, "; ")}
 	if len(errs) > 1 && same(errs) { // the server is away
