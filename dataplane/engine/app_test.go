@@ -126,7 +126,7 @@ func TestApplications(t *testing.T) {
 	}
 }
 
-// TestStale: a kept connection that the application closed costs a safe
+// TestStale (case 139): a kept connection that the application closed costs a safe
 // request nothing; an unsafe one is not run twice.
 func TestStale(t *testing.T) {
 	s := newStage(t, Config{})

@@ -198,7 +198,7 @@ func TestDrainHTTP2(t *testing.T) {
 	eventually(t, "none is left", func() bool { return s.e.Serving(t.Context()) == 0 })
 }
 
-// TestDrainHop: a destination that drains sends its peers away, and a source loses no request,
+// TestDrainHop (case 139, on the hop): a destination that drains sends its peers away, and a source loses no request,
 // however many sessions it takes: each is sent away as soon as it is there.
 func TestDrainHop(t *testing.T) {
 	var served atomic.Int64

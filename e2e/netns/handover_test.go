@@ -191,7 +191,8 @@ func (f *traffic) once(t *testing.T) {
 }
 
 // TestHandOver: proxies are replaced under load, first the source's, then the destination's, and
-// no call fails or is made twice, on connections that are kept or new, HTTP/1, HTTP/2 or TCP.
+// no call fails or is made twice, on connections that are kept or new, HTTP/1, HTTP/2 or TCP: the old
+// process keeps what it accepted until its drain ends (case 140).
 func TestHandOver(t *testing.T) {
 	ctx := within(t, time.Minute+time.Duration(*replacements)*20*time.Second)
 	f := newTraffic(t, ctx, "--drain-time", "10s")
@@ -329,7 +330,7 @@ func TestSuccessorGivesUp(t *testing.T) {
 }
 
 // TestDrain: a proxy that is told to stop, with no successor, answers what is under way and what
-// still comes, says 503 to readiness, ends when nothing is left, and only then refuses. What
+// still comes, says 503 to readiness, ends when nothing is left (case 142), and only then refuses. What
 // does not end in time is cut.
 func TestDrain(t *testing.T) {
 	t.Parallel()
