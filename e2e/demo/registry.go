@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -16,7 +17,8 @@ type Registry = mesh.Registry
 const patience = 30 * time.Second
 
 // registered returns once the applications that are called have been found healthy by
-// their own nodes, and the other node has heard of it from the registrar.
+// their own nodes, and the other node has heard from the registrar that they are there. Where
+// their pods are it asks when they are called first.
 func (d *demo) registered(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -25,7 +27,7 @@ func (d *demo) registered(ctx context.Context) error {
 		if err := d.mesh.AwaitRows(ctx, pod, "HEALTHY"); err != nil {
 			return err
 		}
-		if err := d.mesh.AwaitUsable(ctx, 0, pod, true); err != nil {
+		if err := d.mesh.AwaitName(ctx, 0, strings.TrimSuffix(name, "-1")); err != nil {
 			return err
 		}
 	}
@@ -58,6 +60,13 @@ func (d *demo) leave(ctx context.Context) {
 }
 
 func (d *demo) left(ctx context.Context) error {
+	metrics, err := d.mesh.Admin(ctx, 0, "/metrics")
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(string(metrics), `aether_cold_total{result="came"} `) || strings.Contains(string(metrics), `aether_cold_total{result="came"} 0`) {
+		return errors.New("no call waited for rows: node1 had those of services that it does not declare")
+	}
 	db := d.mesh.Pod("db-1")
 	start := time.Now()
 	if err := d.mesh.Terminate("db-1"); err != nil {

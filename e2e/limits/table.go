@@ -172,7 +172,7 @@ var bounds = []bound{
 	{"dataplane/outbound", "beginLimit", "time", "a captured connection whose first bytes do not say by then what they are is taken for no HTTP; on the proxy port it is HTTP/1, for which `headTime` begins"},
 	{"dataplane/outbound", "dialLimit", "time", "the connect of a passed-through connection counts as failed: the client is reset"},
 	{"dataplane/outbound", "keepSniffers", "sniffers a loop", "one given back is left to the garbage collector"},
-	{"dataplane/outbound", "coldTime", "time", "a request, or raw-TCP connection, for a service of the catalog whose rows are not here: 503, or a reset (contract 4.6)"},
+	{"dataplane/outbound", "coldTime", "time", "a request, or captured connection, for a service of the catalog whose rows are not here: 503, or a reset of raw TCP (contract 4.6)"},
 	{"dataplane/outbound", "maxCold", "requests and connections that wait for rows", "a further one is refused at once (503 `overload`)"},
 	{"dataplane/outbound", "maxPodCold", "requests and connections of a pod that wait for rows", "the same"},
 

@@ -230,6 +230,24 @@ func (m *Mesh) AwaitUsable(ctx context.Context, node int, pod *rig.Pod, usable b
 	})
 }
 
+// AwaitName returns once a node knows that there is a service of that account, in namespace
+// shop: it has rows of it, or would ask for them (decision 033).
+func (m *Mesh) AwaitName(ctx context.Context, node int, account string) error {
+	return rig.Until(ctx, func(ctx context.Context) error {
+		b, err := m.Admin(ctx, node, "/snapshot")
+		if err != nil {
+			return err
+		}
+		for doc := range strings.SplitSeq(string(b), "\n---\n") {
+			if strings.Contains(doc, "kind: ServiceAccount\n") && strings.Contains(doc, "\n  name: "+account+"\n") && strings.Contains(doc, "file.aether.io/catalog: \"true\"") ||
+				strings.Contains(doc, "kind: Pod\n") && strings.Contains(doc, "\n  serviceAccountName: "+account+"\n") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s has not heard of service shop/%s", m.Rig.Nodes[node].Name, account)
+	})
+}
+
 // Terminate has a pod's deletion begin, as a cluster's API would tell: what there is of it
 // goes on until RemovePod.
 func (m *Mesh) Terminate(name string) error {
