@@ -44,6 +44,7 @@ type fleet struct {
 	mute    bool   // registrars take streams and say nothing
 	more    bool   // events of kinds that do not exist yet, among the others
 	silent  bool   // nothing of the catalog where there is no snapshot
+	stalls  int    // what streams of fewer names say does not arrive; see stall
 	endless int    // what a stream of so many names or more begins with does not end; 0: it does
 	naked   bool   // no snapshot for whoever has another version
 	counts  bool   // versions are numbers that registrars count, and all have come to the same
@@ -130,9 +131,10 @@ type stream struct {
 	q    *request
 	wake chan struct{}
 
-	mu  sync.Mutex
-	out []*event
-	err error
+	mu      sync.Mutex
+	out     []*event
+	err     error
+	stalled bool // nothing of it arrives for now
 }
 
 func (s *stream) put(e *event) {
@@ -162,7 +164,7 @@ func (s *stream) ring() {
 func (s *stream) Recv() (*event, error) {
 	for {
 		s.mu.Lock()
-		if len(s.out) > 0 {
+		if len(s.out) > 0 && !s.stalled {
 			e := s.out[0]
 			s.out = s.out[1:]
 			s.mu.Unlock()
@@ -198,7 +200,7 @@ func (l link) WatchEndpoints(ctx context.Context, q *request, _ ...grpc.CallOpti
 	}
 	q = proto.Clone(q).(*request)
 	f.asked = append(f.asked, q)
-	s := &stream{ctx: ctx, q: q, wake: make(chan struct{}, 1)}
+	s := &stream{ctx: ctx, q: q, wake: make(chan struct{}, 1), stalled: q.Filter != nil && len(q.Filter.Services) < f.stalls}
 	if f.mute {
 		return s, nil
 	}
@@ -255,6 +257,33 @@ func (f *fleet) strangeLocked(s *stream) {
 			panic(err)
 		}
 		s.put(e)
+	}
+}
+
+// stall keeps what streams of fewer than so many names say, from now on; 0: what was kept arrives.
+func (f *fleet) stall(fewer int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stalls = fewer
+	for _, r := range f.up {
+		for s := range r.streams {
+			s.mu.Lock()
+			s.stalled = s.q.Filter != nil && len(s.q.Filter.Services) < fewer
+			s.mu.Unlock()
+			s.ring()
+		}
+	}
+}
+
+// release ends what open streams begin with, which was endless.
+func (f *fleet) release() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.endless = 0
+	for _, r := range f.up {
+		for s := range r.streams {
+			s.put(&event{Type: registrypb.WatchEndpointsResponse_EVENT_TYPE_SNAPSHOT_COMPLETE, Version: r.versionLocked()})
+		}
 	}
 }
 

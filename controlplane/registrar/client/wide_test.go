@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"aether/controlplane/registrar/client"
+	"aether/controlplane/registrypb"
 	"aether/dataplane/model"
 )
 
@@ -176,6 +177,87 @@ func TestJoined(t *testing.T) {
 			n.agrees(t, f, func(s string) bool { return slices.Contains(numbered(0, next+1), name(s)) })
 		})
 	}
+}
+
+// TestNothingIsLostByJoining: while the two streams are joined, and after it, what came into scope meanwhile stays
+// known, and what both tell is known as the first one tells it, however late the second one is.
+func TestNothingIsLostByJoining(t *testing.T) {
+	start := func(t *testing.T) (*fleet, *node) {
+		f := newFleet("10.0.0.1:8443")
+		for i := range 300 {
+			f.add(fmt.Sprintf("s/%d", i), pod("10.0.0.1", healthy, false))
+		}
+		n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443"}, Dial: f.dial})
+		n.SetDeclared(numbered(0, 200))
+		pass(time.Minute + time.Second)
+		for _, s := range numbered(200, 220) {
+			n.Want(s)
+		}
+		pass(time.Second)
+		return f, n
+	}
+	t.Run("the first one is slower", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f, n := start(t)
+			defer n.end()
+			most, last := 0, ""
+			n.heard.mu.Lock()
+			n.heard.look = func(rows map[model.ServiceName][]string) {
+				if len(rows) < most {
+					t.Errorf("%d services are known, of %d", len(rows), most)
+				}
+				most = max(most, len(rows))
+				if now := strings.Join(rows[name("s/210")], ""); now != last && strings.Contains(last, "health=3") {
+					t.Errorf("it was\n%s\nand is again\n%s", last, now)
+				} else {
+					last = now
+				}
+			}
+			n.heard.mu.Unlock()
+			f.mu.Lock()
+			f.endless = 129
+			f.mu.Unlock()
+			for _, s := range numbered(220, 226) { // the first of them has the joining begin, the others come later
+				n.Want(s)
+				pass(50 * time.Millisecond)
+			}
+			f.stall(129)
+			f.release()
+			synctest.Wait()
+			f.add("s/210", pod("10.0.0.1", registrypb.ServiceEndpoint_UNHEALTHY, false))
+			f.add("s/210", pod("10.0.0.1", registrypb.ServiceEndpoint_DRAINING, false))
+			synctest.Wait()
+			f.stall(0)
+			pass(time.Second)
+			n.agrees(t, f, func(s string) bool { return slices.Contains(numbered(0, 226), name(s)) })
+			if f.streams() != 2 {
+				t.Errorf("%d streams: five names came after the joining had begun", f.streams())
+			}
+			pass(time.Minute)
+			if f.streams() != 1 {
+				t.Errorf("%d streams after a minute", f.streams())
+			}
+			n.agrees(t, f, func(s string) bool { return slices.Contains(numbered(0, 226), name(s)) })
+		})
+	})
+	t.Run("the second one is slower", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f, n := start(t)
+			defer n.end()
+			f.stall(129)
+			n.Want(name("s/220"))
+			pass(time.Second)
+			if len(n.heard.of(name("s/220"))) == 0 {
+				t.Error("it waits for the second stream though the first one has it")
+			}
+			f.stall(0)
+			pass(time.Second)
+			if f.streams() != 1 {
+				t.Errorf("%d streams: the first one has everything", f.streams())
+			}
+			n.agrees(t, f, func(s string) bool { return slices.Contains(numbered(0, 221), name(s)) })
+		})
+	})
 }
 
 // TestTooManyToName: a node that needs more services than a registrar takes names of asks for all, and says so; once
