@@ -1,6 +1,6 @@
 // Package socket makes the TCP sockets of a pod's network namespace: listening
 // ones, transparent where captured connections arrive, and unconnected ones for
-// the proxy to dial with.
+// the proxy to dial with; and it connects to Unix sockets that a pod has made.
 //
 //   - Sockets are plain descriptors, non-blocking and close-on-exec, so that an
 //     event loop can use them; MakeConn and TakeFD change between that and net.
