@@ -103,6 +103,14 @@ var (
 	errBroken    = errors.New("relay: TLS of the hop")
 )
 
+// Conn is what a relay can carry: a *net.TCPConn or a *net.UnixConn. A Unix socket has no
+// reset: its peer learns only that the connection has ended.
+type Conn interface {
+	net.Conn
+	syscall.Conn
+	CloseWrite() error
+}
+
 // Plain relays between a and b. first, which may be nil, was read from a already
 // and goes to b before anything else. It returns when both directions have ended,
 // or, after resetting both connections, when ctx has.
@@ -118,7 +126,7 @@ func Plain(ctx context.Context, a, b *net.TCPConn, first []byte, o Options) Resu
 
 // end is one connection of a run, with what waiting on it needs.
 type end struct {
-	*net.TCPConn
+	Conn
 	side Side
 	raw  syscall.RawConn
 
@@ -139,8 +147,8 @@ type run struct {
 	done    [3]bool // by source side: its direction has ended in order
 }
 
-func newRun(a, b *net.TCPConn, o Options) (*run, error) {
-	r := &run{every: cmp.Or(o.Patrol, 15*time.Second), a: end{TCPConn: a, side: A}, b: end{TCPConn: b, side: B}}
+func newRun(a, b Conn, o Options) (*run, error) {
+	r := &run{every: cmp.Or(o.Patrol, 15*time.Second), a: end{Conn: a, side: A}, b: end{Conn: b, side: B}}
 	for _, e := range []*end{&r.a, &r.b} {
 		var err error
 		if e.raw, err = e.SyscallConn(); err == nil {
@@ -154,10 +162,14 @@ func newRun(a, b *net.TCPConn, o Options) (*run, error) {
 }
 
 func tune(e *end, o Options) error {
+	tcp, ok := e.Conn.(*net.TCPConn)
+	if !ok {
+		return nil // the peer is a process of this machine: the kernel tells of its end
+	}
 	idle := cmp.Or(o.KeepAlive, time.Minute)
-	err := e.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: idle, Interval: max(idle/4, time.Second), Count: 4})
+	err := tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: idle, Interval: max(idle/4, time.Second), Count: 4})
 	if err == nil {
-		err = e.SetNoDelay(true)
+		err = tcp.SetNoDelay(true)
 	}
 	if err != nil || o.UserTimeout == 0 {
 		return err
@@ -319,7 +331,9 @@ func watch(e *end) error {
 func (r *run) abort(err error) {
 	r.settle(err)
 	for _, e := range []*end{&r.a, &r.b} {
-		e.SetLinger(0) // close sends a reset
+		if tcp, ok := e.Conn.(*net.TCPConn); ok {
+			tcp.SetLinger(0) // close sends a reset
+		}
 		e.Close()
 	}
 }

@@ -306,7 +306,7 @@ func TestReset(t *testing.T) {
 				t.Fatal(err)
 			}
 			far.tcp.SetReadDeadline(time.Now().Add(10 * time.Second))
-			err = watch(&end{TCPConn: far.tcp, raw: raw})
+			err = watch(&end{Conn: far.tcp, raw: raw})
 			if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
 				t.Errorf("%+v: the other side sees %v", tt, err)
 			}

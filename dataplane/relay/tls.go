@@ -11,11 +11,11 @@ import (
 	"aether/mtls/record"
 )
 
-// TLS relays between a plain connection (side A) and a mesh hop (side B), whose
+// TLS relays between a plain connection (side A), of an application perhaps by its Unix socket, and a mesh hop (side B), whose
 // record layer is rec. first, which may be nil, was read from plain already and
 // goes to the hop before anything else. It returns as Plain does. Counts are of
 // plaintext.
-func TLS(ctx context.Context, plain, hop *net.TCPConn, rec record.Conn, first []byte, o Options) Result {
+func TLS(ctx context.Context, plain Conn, hop *net.TCPConn, rec record.Conn, first []byte, o Options) Result {
 	r, err := newRun(plain, hop, o)
 	if err != nil {
 		return r.result(err)
