@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"aether/controlplane/endpointmeta"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 )
@@ -32,6 +33,9 @@ type Index struct {
 	users                map[model.ServiceName][]*route // by the HTTPFilter that they name
 	filters              map[model.ServiceName][]*httpFilter
 	workloads            []model.Workload
+	policies             map[model.ServiceName][]model.EndpointPolicy
+	udsDir               string
+	udsRefused           map[string]endpointmeta.UDSReason
 	troubled             map[*service]struct{} // those with problems
 	domainProblems       []model.Problem
 	podProblems          []model.Problem
@@ -92,7 +96,7 @@ func NewIndex(m *model.Mesh) *Index {
 		services: make(map[model.ServiceName]*service, n), owners: make(map[netip.Addr]owners, len(m.Services)),
 		order: make([]*service, 0, n), touched: make([]*service, 0, n), backends: make([]*snapshot.Backend, 0, 2*n),
 		routes: map[routeKey][]*route{}, users: map[model.ServiceName][]*route{}, filters: map[model.ServiceName][]*httpFilter{},
-		workloads: m.Workloads, numbers: map[uint16]string{}, troubled: map[*service]struct{}{},
+		workloads: m.Workloads, policies: map[model.ServiceName][]model.EndpointPolicy{}, udsDir: model.DefaultUDSDir, numbers: map[uint16]string{}, troubled: map[*service]struct{}{},
 	}
 	x.domain, x.domainProblems = readDomain(m.Domain)
 	x.group(m.Endpoints)
@@ -109,6 +113,9 @@ func NewIndex(m *model.Mesh) *Index {
 	for _, r := range m.Retained {
 		s := x.service(r.Service)
 		s.retained = append(s.retained, r)
+	}
+	for _, p := range m.Policies {
+		x.policies[p.Service] = append(x.policies[p.Service], p)
 	}
 	filters := map[model.ServiceName][]model.HTTPFilter{}
 	for _, f := range m.Filters {
@@ -265,6 +272,26 @@ func (x *Index) SetWorkloads(w []model.Workload) {
 	x.workloads = w
 	x.whole = true
 }
+
+// SetPolicies replaces the EndpointPolicies of a service: one, or none. Of several the
+// first by name is in force.
+func (x *Index) SetPolicies(n model.ServiceName, policies []model.EndpointPolicy) {
+	if delete(x.policies, n); len(policies) > 0 {
+		x.policies[n] = policies
+	}
+	x.whole = true
+}
+
+// SetUDSDir says where the directories of pods' Unix sockets are, an absolute path; empty:
+// nobody is delivered to by one. Until it is said, it is model.DefaultUDSDir.
+func (x *Index) SetUDSDir(dir string) {
+	x.whole = x.whole || x.udsDir != dir
+	x.udsDir = dir
+}
+
+// UDSRefused is, by container, why pods of this node are not delivered to by the Unix
+// socket that was asked for, as of the last Update. Read only.
+func (x *Index) UDSRefused() map[string]endpointmeta.UDSReason { return x.udsRefused }
 
 // SetRoutes replaces the route objects of a kind and name: one, or none. More
 // than one contradict each other.

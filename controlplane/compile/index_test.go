@@ -92,7 +92,7 @@ func change(r *rand.Rand, m *model.Mesh, x *compile.Index) string {
 		}
 		return names[r.IntN(len(names))]
 	}()
-	switch r.IntN(11) {
+	switch r.IntN(12) {
 	case 0:
 		in, _ := of(n.Endpoints, func(e *model.Endpoint) bool { return e.Service == name })
 		_, rest := of(m.Endpoints, func(e *model.Endpoint) bool { return e.Service == name })
@@ -139,6 +139,15 @@ func change(r *rand.Rand, m *model.Mesh, x *compile.Index) string {
 		m.Workloads = n.Workloads
 		x.SetWorkloads(n.Workloads)
 		return "workloads"
+	case 11:
+		if len(m.Workloads) > 0 { // who else would notice
+			name = m.Workloads[r.IntN(len(m.Workloads))].Service()
+		}
+		in, _ := of(n.Policies, func(p *model.EndpointPolicy) bool { return p.Service == name })
+		_, rest := of(m.Policies, func(p *model.EndpointPolicy) bool { return p.Service == name })
+		m.Policies = append(rest, in...)
+		x.SetPolicies(name, in)
+		return "EndpointPolicies of " + name.String()
 	case 9:
 		m.Semantics, m.SameNode = n.Semantics, n.SameNode
 		x.SetSettings(n.Semantics, n.SameNode)

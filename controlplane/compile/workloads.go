@@ -3,12 +3,15 @@ package compile
 import (
 	"net/netip"
 
+	"aether/controlplane/endpointmeta"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 )
 
 // localPods are the pods of this node that can be served.
 func (x *Index) localPods() (out []*snapshot.Workload, problems []model.Problem) {
+	x.udsRefused = map[string]endpointmeta.UDSReason{}
+	uids := x.sharedUIDs()
 	count := map[string]int{}
 	for i := range x.workloads {
 		count[x.workloads[i].ContainerID]++
@@ -43,7 +46,62 @@ func (x *Index) localPods() (out []*snapshot.Workload, problems []model.Problem)
 		if s := x.services[p.Service]; s != nil {
 			p.Inbound = inbound(s.targetOf)
 		}
+		var mine []model.Problem
+		p.Socket, mine = x.socketOf(w, object, uids)
+		problems = append(problems, mine...)
 		out = append(out, p)
 	}
 	return out, problems
+}
+
+// socketOf is the Unix socket that a pod is delivered to by: what its annotation says, else
+// what its service's EndpointPolicy does (contract 1.7, 10.8). nil: its ports on the
+// loopback, also where what was asked for cannot be had.
+func (x *Index) socketOf(w *model.Workload, object string, shared map[string]string) (*model.Socket, []model.Problem) {
+	request, by := w.UDSSocket, "annotation "+endpointmeta.KeyUDSSocket
+	if request == "" {
+		p := x.endpointPolicy(w.Service())
+		if p == nil {
+			return nil, nil
+		}
+		request, by = p.UDSSocket, "EndpointPolicy "+p.Namespace+"/"+p.Name
+	}
+	to, err := endpointmeta.ResolveUDS(x.udsDir, w.UID, w.Volumes, request)
+	if other := shared[w.UID]; err == nil && other != "" {
+		to, err = nil, &endpointmeta.UDSError{Reason: endpointmeta.UDSNoUID, Text: other + " have one UID: whose directory it is cannot be told; correct the UIDs"}
+	}
+	if err == nil {
+		return to, nil
+	}
+	x.udsRefused[w.ContainerID] = err.Reason
+	if w.UDSSocket != "" && (err.Reason == endpointmeta.UDSBadRequest || err.Reason == endpointmeta.UDSBadFile) {
+		return nil, nil // whoever read the annotation has said it, and where it stands
+	}
+	return nil, []model.Problem{problem(object, "%s: %.100q: %s; until then the pod's ports are delivered, and probed, over TCP to 127.0.0.1", by, request, err.Text)}
+}
+
+// endpointPolicy is the EndpointPolicy in force for a service's pods, or nil.
+func (x *Index) endpointPolicy(n model.ServiceName) *model.EndpointPolicy {
+	var first *model.EndpointPolicy
+	for i := range x.policies[n] {
+		if p := &x.policies[n][i]; first == nil || p.Name < first.Name {
+			first = p
+		}
+	}
+	return first
+}
+
+// sharedUIDs are the UIDs that two pods claim, with the names of both. A pod whose sandbox
+// is made anew is one pod.
+func (x *Index) sharedUIDs() map[string]string {
+	first, shared := map[string]string{}, map[string]string{}
+	for i := range x.workloads {
+		w := &x.workloads[i]
+		name := w.Namespace + "/" + w.Name
+		if was := first[w.UID]; was != "" && was != name && w.UID != "" {
+			shared[w.UID] = "pods " + min(was, name) + " and " + max(was, name)
+		}
+		first[w.UID] = name
+	}
+	return shared
 }

@@ -57,7 +57,7 @@ type Meta struct {
 	Weight      uint32            // 1024 when not said
 	HealthPath  string            // "/" when not said
 	HealthCheck HealthCheck       // anything but "active" is EDS
-	UDSSocket   string            // "<volume>/<file>"; empty: none, or one that cannot be used (see Notes)
+	UDSSocket   string            // as written; ResolveUDS says what it comes to. Empty: none
 	Metadata    map[string]string // keys without MetadataPrefix; nil when there are none
 	Upstreams   []model.ServiceName
 	SPIFFEID    string // override of the default identity; empty: none
@@ -282,18 +282,19 @@ func reserved(n uint16) string {
 		n, model.PortProxy, model.PortRaw)
 }
 
-// uds: a socket that cannot be used degrades to TCP delivery (contract 1.3, 1.7).
+// uds: what a socket comes to is ResolveUDS's to say; one that cannot be used degrades
+// to TCP delivery (contract 1.3, 1.7).
 func (p *parser) uds(m *Meta) {
 	v, ok := p.ann[KeyUDSSocket]
 	if !ok {
 		return
 	}
-	volume, file, cut := strings.Cut(v, "/")
-	if !cut || !cleanSegment(volume) || !cleanSegment(file) {
-		p.note(KeyUDSSocket, "not <volume>/<file>, two plain names with one slash between: delivered over TCP instead")
-		return
-	}
 	m.UDSSocket = v
+	if v == "" {
+		p.note(KeyUDSSocket, "says nothing: ignored; write <volume>/<file>, or drop the annotation")
+	} else if _, _, err := SplitUDS(v); err != nil {
+		p.note(KeyUDSSocket, "%v: delivered over TCP instead", err)
+	}
 }
 
 // cleanSegment: one path segment that no cleaning would change (contract 1.7).

@@ -130,9 +130,9 @@ func TestParse(t *testing.T) {
 
 		// endpoint.aether.io/uds-socket: a bad one degrades
 		{"uds-socket:sockets/app.sock", "8080=h1 uds:sockets/app.sock"},
-		{"uds-socket:app.sock", "8080=h1 note endpoint.aether.io/uds-socket"},
-		{"uds-socket:a/b/c", "8080=h1 note endpoint.aether.io/uds-socket"},
-		{"uds-socket:../app.sock", "8080=h1 note endpoint.aether.io/uds-socket"},
+		{"uds-socket:app.sock", "8080=h1 uds:app.sock note endpoint.aether.io/uds-socket"},
+		{"uds-socket:a/b/c", "8080=h1 uds:a/b/c note endpoint.aether.io/uds-socket"},
+		{"uds-socket:../app.sock", "8080=h1 uds:../app.sock note endpoint.aether.io/uds-socket"},
 		{"uds-socket:", "8080=h1 note endpoint.aether.io/uds-socket"},
 
 		// metadata.endpoint.aether.io/<key>: keys that no subset can select are carried too

@@ -363,7 +363,10 @@ func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 		}
 		return Verdict{Action: Refuse, Reason: UnknownSNI, Rule: pod.Rule}
 	}
-	return Verdict{Action: Deliver, Reason: ServedPort, Rule: pod.Rule, Port: p.Number, Class: p.Class, App: p.App}
+	if t != nil && pod.Socket != nil {
+		t.add("%s takes all its ports at its Unix socket %s/%s/%s", pod.Rule, pod.Socket.Dir, pod.Socket.Pod, pod.Socket.File)
+	}
+	return Verdict{Action: Deliver, Reason: ServedPort, Rule: pod.Rule, Port: p.Number, Class: p.Class, App: p.App, Socket: pod.Socket}
 }
 
 // Explain is the whole way of a connection and, with r, of a request on it:

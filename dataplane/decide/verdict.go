@@ -219,6 +219,8 @@ type Verdict struct {
 	Port  uint16
 	Class model.Class
 	App   model.AppCodec
+	// Socket of a Deliver is where the application takes all its ports; nil: at 127.0.0.1:Port.
+	Socket *model.Socket
 }
 
 // String is a stable text: the action with its details, then the reason and
@@ -229,6 +231,7 @@ type Verdict struct {
 //	forward shop/cart:8080 (declared-http Service shop/cart)
 //	refuse 421 (port-not-declared Service shop/cart)
 //	deliver 8080 http h2c (served-port Pod shop/cart-1)
+//	deliver 8080 http http1 unix:app.sock (served-port Pod shop/cart-1)
 func (v Verdict) String() string {
 	b := make([]byte, 0, 96)
 	b = append(b, v.Action.String()...)
@@ -252,6 +255,9 @@ func (v Verdict) String() string {
 		b = append(append(b, ' '), v.Class.String()...)
 		if v.Class == model.HTTP {
 			b = append(append(b, ' '), v.App.String()...)
+		}
+		if v.Socket != nil {
+			b = append(append(b, ' '), v.Socket.Name...)
 		}
 	case Refuse, Reply, Await:
 		if v.Status != 0 {

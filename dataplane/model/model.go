@@ -22,6 +22,9 @@ const (
 	DefaultDomain = "aether.internal"
 	DefaultPort   = 8080 // endpoint.aether.io/port
 	DefaultWeight = 1024 // endpoint.aether.io/weight
+
+	// DefaultUDSDir holds the directories in which pods' Unix sockets are, each named by its pod's UID (contract 1.7).
+	DefaultUDSDir = "/run/aether/uds"
 )
 
 // ReservedPort reports whether p can never be an application port (contract 1.3).
@@ -111,6 +114,36 @@ type Workload struct {
 	Ports       []Port
 	Capture     Capture
 	Upstreams   []ServiceName // config.aether.io/upstreams
+
+	// UID of the pod, as whoever made it known to the node says it; empty: it is not known.
+	UID string
+	// Volumes of the pod's spec; nil: they are not known, which is not that there are none.
+	Volumes []Volume
+	// UDSSocket is endpoint.aether.io/uds-socket as written; empty: the pod does not say it (contract 1.7).
+	UDSSocket string
+}
+
+// Volume is a volume that a pod declares.
+type Volume struct {
+	Name   string
+	Driver string // of an inline csi volume; empty: it is of another kind
+}
+
+// EndpointPolicy has the pods of a service delivered to by a Unix socket (contract 10.8).
+type EndpointPolicy struct {
+	Namespace string // the service's, too
+	Name      string
+	Service   ServiceName
+	UDSSocket string // "<volume>/<file>"
+}
+
+// Socket is the Unix socket at which an application takes what is for any port of its
+// pod (contract 1.7): <Dir>/<Pod>/<File>.
+type Socket struct {
+	Dir  string // of all pods; nobody but the node's owner writes there
+	Pod  string // the pod's UID: what its own directory is called
+	File string // in that directory, which the pod may write to
+	Name string // "unix:" and File: what it is called wherever it is shown
 }
 
 // Service is the mesh service the workload belongs to.
@@ -459,6 +492,7 @@ type Mesh struct {
 	Services    []Service
 	Routes      []Route
 	Filters     []HTTPFilter
+	Policies    []EndpointPolicy // those in force: one a service
 	Semantics   Semantics
 	SameNode    SameNode
 

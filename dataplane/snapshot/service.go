@@ -359,8 +359,9 @@ type Workload struct {
 	Ports       []model.Port // ascending; the pod's own declaration, not the service's majority
 	Capture     model.Capture
 	Upstreams   []model.ServiceName
-	Inbound     *Pipe  // what inbound filters of its service do: RBAC and Authz only; nil: nothing
-	Rule        string // "Pod shop/cart-1"
+	Inbound     *Pipe         // what inbound filters of its service do: RBAC and Authz only; nil: nothing
+	Socket      *model.Socket // where it is delivered to; nil: 127.0.0.1, by the port's number
+	Rule        string        // "Pod shop/cart-1"
 }
 
 // Port is the pod's declared port of that number.

@@ -74,6 +74,9 @@ func project(f *model.Flow, r *httpmsg.Head, v decide.Verdict) reference.Answer 
 		if v.Class == model.HTTP {
 			a.Deliver += " " + v.App.String()
 		}
+		if v.Socket != nil {
+			a.Socket = v.Socket.Dir + "/" + v.Socket.Pod + "/" + v.Socket.File
+		}
 	case decide.Reply:
 		if v.Reason == decide.Redirect {
 			a.Location = string(v.Location(nil, f, r))

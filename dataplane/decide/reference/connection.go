@@ -205,9 +205,9 @@ func (w *world) inbound(f *model.Flow) Answer {
 		}
 		switch p.Class {
 		case model.HTTP:
-			return Answer{Action: "deliver", Reason: "served-port", Deliver: deliverText(p)}
+			return Answer{Action: "deliver", Reason: "served-port", Deliver: deliverText(p), Socket: w.socketOf(pod)}
 		case model.TCP:
-			return Answer{Action: "deliver", Reason: "served-port", Deliver: deliverText(p)}
+			return Answer{Action: "deliver", Reason: "served-port", Deliver: deliverText(p), Socket: w.socketOf(pod)}
 		}
 	}
 	return refuse("unknown-sni")

@@ -119,6 +119,10 @@ func (g gen) mesh() *model.Mesh {
 		}
 		m.Routes = append(m.Routes, r)
 	}
+	for n := g.IntN(3); n > 0; n-- {
+		s := one(g, names)
+		m.Policies = append(m.Policies, model.EndpointPolicy{Namespace: s.Namespace, Name: "p" + strconv.Itoa(g.IntN(1000)), Service: s, UDSSocket: g.socket()})
+	}
 	for g.in(4) {
 		m.Catalog = append(m.Catalog, one(g, names))
 	}
@@ -287,7 +291,28 @@ func (g gen) workload(n model.ServiceName, ports []model.Port, id int) model.Wor
 	if g.in(30) {
 		w.SPIFFEID = ""
 	}
+	w.UID = "uid-" + strconv.Itoa(id)
+	if g.in(10) {
+		w.UID = one(g, []string{"", "uid-0", "uid-1", "..", "a/b"})
+	}
+	if g.in(3) {
+		w.UDSSocket = g.socket()
+	}
+	if g.in(2) {
+		w.Volumes = one(g, [][]model.Volume{
+			{{Name: "app", Driver: "csi.aether.io"}}, {{Name: "tmp"}, {Name: "app", Driver: "csi.aether.io"}}, {{Name: "app", Driver: "csi.aether.io"}}, {},
+			{{Name: "app", Driver: "csi.aether.io"}, {Name: "tmp", Driver: "csi.aether.io"}}, {{Name: "app", Driver: "other"}}, {{Name: "tmp"}},
+		})
+	}
 	return w
+}
+
+// socket is a Unix socket as an annotation or a policy names one.
+func (g gen) socket() string {
+	if g.in(3) {
+		return one(g, []string{"tmp/a", "app", "app/", "/a", "app/x/y", "../a", "app/.", "app/" + strings.Repeat("f", 100)})
+	}
+	return one(g, []string{"app/a.sock", "app/b.sock", "app/" + strings.Repeat("f", 85), "app/" + strings.Repeat("f", 86)})
 }
 
 // known is a port that a service's pods or Service have with a class, most of the

@@ -53,6 +53,7 @@ type Answer struct {
 	Reply    []string // fields of a preflight's answer, ascending
 
 	Deliver string // of a delivery: "8080 http h2c"
+	Socket  string // of a delivery to a Unix socket: its path
 }
 
 // String is a line a fact: two answers are the same when their strings are.
@@ -75,6 +76,7 @@ func (a Answer) String() string {
 	word("status", a.Status)
 	word("x-aether-error", a.Header)
 	word("deliver", a.Deliver)
+	word("socket", a.Socket)
 	word("backend", a.Backend)
 	word("endpoints", a.Endpoints)
 	word("authority", a.Authority)

@@ -165,6 +165,7 @@ func TestRandomMeshHasEverything(t *testing.T) {
 		".Routes.Rules.Filters.CORS.Credentials", ".Routes.Rules.Filters.Extension", ".Routes.Rules.Backends.Filters.Kind=4", ".Routes.Rules.Backends.Invalid",
 		".Filters.Scope=1", ".Filters.Scope=2", ".Filters.Scope=3", ".Filters.Invalid", ".Filters.RBAC.Policies.Principals.Namespace", ".Filters.RBAC.Policies.Permissions.PathPrefix",
 		".Filters.ExtAuthz.Disabled", ".Filters.HeaderToMetadata.Key", ".Filters.Mutation.Query.Name",
+		".Workloads.UID", ".Workloads.Volumes.Driver", ".Workloads.UDSSocket", ".Policies.UDSSocket",
 	} {
 		if !seen[path] {
 			t.Errorf("%s is never drawn", path)

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"aether/dataplane/httpmsg"
@@ -26,6 +27,11 @@ var (
 	filters    = []string{"f0", "f1", "f2", "f3"}
 	identities = []string{"spiffe://td/ns/shop/sa/web", "spiffe://td/ns/pay/sa/cart", "spiffe://td/x"}
 	servers    = []string{"db.example", "*.example", "*.db.example", "a.db.example"}
+	uids       = []string{"", "uid-0", "uid-1", "..", "u/5", "11111111-2222-3333-4444-555555555555"}
+	sockets    = []string{"", "app/a.sock", "app/b.sock", "sock/a.sock", "tmp/a.sock", "app", "app/", "/a.sock", "app/x/y", "../a.sock", "app/..",
+		"app/" + strings.Repeat("x", 54), "app/" + strings.Repeat("x", 55), "app/" + strings.Repeat("x", 90)}
+	volumes = [][]model.Volume{nil, nil, {}, {{Name: "app", Driver: "csi.aether.io"}}, {{Name: "tmp"}, {Name: "app", Driver: "csi.aether.io"}},
+		{{Name: "app", Driver: "csi.aether.io"}, {Name: "sock", Driver: "csi.aether.io"}}, {{Name: "app", Driver: "other.io"}}}
 )
 
 func pick[T any](r *rand.Rand, of []T) T { return of[r.IntN(len(of))] }
@@ -105,7 +111,31 @@ func RandomMesh(r *rand.Rand) *model.Mesh {
 	}
 	ways := r.IntN(4)
 	m.Semantics, m.SameNode = model.Semantics(ways&1), model.SameNode(ways>>1)
+	randomSockets(m)
 	return m
+}
+
+// randomSockets draws by the mesh itself, so that what else a seed gives stays as it was.
+func randomSockets(m *model.Mesh) {
+	r := rand.New(rand.NewPCG(uint64(len(m.Endpoints)*64+len(m.Routes)*8+len(m.Filters)), uint64(len(m.Services)*8+len(m.Workloads))))
+	for i := range m.Workloads {
+		w := &m.Workloads[i]
+		if w.UID = "uid-" + strconv.Itoa(i); r.IntN(4) == 0 {
+			w.UID = pick(r, uids)
+		}
+		if r.IntN(2) == 0 {
+			w.UDSSocket = pick(r, sockets)
+		}
+		w.Volumes = pick(r, volumes)
+	}
+	for n := r.IntN(4); n > 0; n-- {
+		s := serviceName(r)
+		if len(m.Workloads) > 0 {
+			w := &m.Workloads[r.IntN(len(m.Workloads))]
+			s = w.Service()
+		}
+		m.Policies = append(m.Policies, model.EndpointPolicy{Namespace: s.Namespace, Name: "p" + strconv.Itoa(n), Service: s, UDSSocket: pick(r, sockets[1:])})
+	}
 }
 
 // LivelyMesh is a mesh in which most things work: every service of the pools has
