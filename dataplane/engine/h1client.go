@@ -39,16 +39,23 @@ type h1client struct {
 	accept     []byte // that the answer to a key of ours must hold
 }
 
-// connect starts a non-blocking connect on fd, a socket from the pod's namespace.
+// dialHTTP1 starts a non-blocking connect on fd, a socket from the pod's namespace; one of a
+// Unix socket's pool is connected already.
 func (l *Loop) dialHTTP1(pod *Pod, fd int, addr netip.AddrPort, pool *appPool) (*h1client, error) {
 	c := &h1client{pool: pool}
-	if err := socket.StartConnect(fd, addr); err != nil {
-		unix.Close(fd)
-		return nil, err
+	if !pool.local() {
+		if err := socket.StartConnect(fd, addr); err != nil {
+			unix.Close(fd)
+			return nil, err
+		}
 	}
 	if err := c.open(l, pod, fd, nil, c); err != nil {
 		unix.Close(fd)
 		return nil, err
+	}
+	if pool.local() {
+		c.arm()
+		return c, nil
 	}
 	c.connecting, c.wblk = true, true
 	l.Arm(&c.timer, c, connectTime)
@@ -412,13 +419,14 @@ func (c *h1client) Flush() {
 	c.rest()
 }
 
-// appKey names a pool of connections to one port of one pod's application, or
-// to a foreign address dialled from the pod (scope then names the connection it serves).
+// appKey names a pool of connections to one port of one pod's application, to its Unix
+// socket, or to a foreign address dialled from the pod (scope then names the connection it serves).
 type appKey struct {
 	pod   *Pod
 	addr  netip.AddrPort
 	h2    bool
 	scope *ConnInfo
+	unix  socket.Unix // in the place of addr
 }
 
 // SocketPool gives unconnected, non-blocking sockets made in a pod's namespace.
@@ -441,18 +449,19 @@ type Sockets interface {
 type appPool struct {
 	l       *Loop
 	key     appKey
-	socks   SocketPool
+	socks   SocketPool // nil: of a Unix socket
 	idle    []*h1client
 	h2      sessions
 	waiting bool // h2: a socket is being made
 	n       int
+	dials   int // connections to a Unix socket that are being made
 	dead    bool
 }
 
 // Send sends x to addr from the pod's namespace: to an application, or, with a
 // scope, to a foreign server for that downstream connection alone.
 func (l *Loop) Send(x *exchange.Exchange, pod *Pod, socks SocketPool, addr netip.AddrPort, h2 bool, scope *ConnInfo) {
-	k := appKey{pod, addr, h2, scope}
+	k := appKey{pod: pod, addr: addr, h2: h2, scope: scope}
 	p := l.apps[k]
 	if p == nil {
 		p = &appPool{l: l, key: k, socks: socks}
@@ -464,7 +473,7 @@ func (l *Loop) Send(x *exchange.Exchange, pod *Pod, socks SocketPool, addr netip
 
 // DropScope closes what Send opened for a downstream connection.
 func (l *Loop) DropScope(scope *ConnInfo, addr netip.AddrPort, h2 bool) {
-	k := appKey{scope.Pod, addr, h2, scope}
+	k := appKey{pod: scope.Pod, addr: addr, h2: h2, scope: scope}
 	if p := l.apps[k]; p != nil {
 		p.close()
 		delete(l.apps, k)
@@ -489,6 +498,10 @@ func (p *appPool) send(x *exchange.Exchange) {
 			c.take(x)
 			return
 		}
+	}
+	if p.local() {
+		p.dialLocal(x)
+		return
 	}
 	v6 := p.key.addr.Addr().Unmap().Is6()
 	if fd, ok := p.socks.Get(v6); ok {
@@ -539,6 +552,10 @@ func (p *appPool) dialMoreH2() {
 		return
 	}
 	p.waiting = true
+	if p.local() {
+		p.dialLocalH2()
+		return
+	}
 	if fd, ok := p.socks.Get(p.key.addr.Addr().Unmap().Is6()); ok {
 		p.dialH2(fd, nil)
 		return
@@ -561,7 +578,7 @@ func (p *appPool) dialH2(fd int, err error) {
 	}
 	if err == nil {
 		var c *h2conn
-		if c, err = p.l.dialH2(p.key.pod, fd, p.key.addr, &p.h2); err == nil {
+		if c, err = p.l.dialH2(p.key.pod, fd, p.key.addr, &p.h2, p.local()); err == nil {
 			c.retireAt = math.MaxInt64
 			p.h2.conns = append(p.h2.conns, c)
 			p.h2.wake()
@@ -569,6 +586,7 @@ func (p *appPool) dialH2(fd int, err error) {
 		}
 	}
 	p.h2.fail(err, exchange.Connect)
+	p.check()
 }
 
 func (p *appPool) put(c *h1client) {
@@ -583,6 +601,7 @@ func (p *appPool) put(c *h1client) {
 // lost forgets a connection that ended.
 func (p *appPool) lost(c *h1client) {
 	p.n--
+	defer p.check()
 	if !c.idle {
 		return
 	}

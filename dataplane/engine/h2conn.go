@@ -118,20 +118,26 @@ func (c *h2conn) start(first []byte) {
 	c.mark()
 }
 
-// dialH2 starts an h2c connection to an application, one of in.
-func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort, in *sessions) (*h2conn, error) {
+// dialH2 starts an h2c connection to an application, one of in; connected: fd is so already.
+func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort, in *sessions, connected bool) (*h2conn, error) {
 	c := &h2conn{client: true, in: in}
-	if err := socket.StartConnect(fd, addr); err != nil {
-		unix.Close(fd)
-		return nil, err
+	if !connected {
+		if err := socket.StartConnect(fd, addr); err != nil {
+			unix.Close(fd)
+			return nil, err
+		}
 	}
 	c.h2 = http2.New(http2.Config{ConnWindow: h2Window}, c)
 	if err := c.open(l, pod, fd, nil, c); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
-	c.connecting, c.wblk = true, true
-	l.Arm(&c.timer, c, connectTime)
+	if connected {
+		c.arm()
+	} else {
+		c.connecting, c.wblk = true, true
+		l.Arm(&c.timer, c, connectTime)
+	}
 	c.mark()
 	return c, nil
 }

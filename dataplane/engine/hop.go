@@ -50,8 +50,9 @@ type sessions struct {
 	more    func() // makes a further connection, if there may be one
 	check   func() // one has ended: perhaps nothing is left
 	closed  bool
-	bare    int   // connections in a row that ended, or were sent away, without a request
-	pause   int64 // a hop: no dial before this time
+	bare    int    // connections in a row that ended, or were sent away, without a request
+	pause   int64  // a hop: no dial before this time
+	name    string // of the Unix socket that they are to; empty: an address
 }
 
 // waiter is a request that waits for a session. Its exchange may end meanwhile, or wait elsewhere.

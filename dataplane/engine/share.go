@@ -22,6 +22,7 @@ const (
 	fairHeld = 1 << 20  // above podHeld an HTTP/2 connection that holds so much is not read from
 	tightOut = 16 << 10 // and an HTTP/1 connection queues so much output
 	podDials = 64       // hop sessions being made
+	podSocks = 64       // connections to the pod's Unix socket being made
 )
 
 // share is a pod's part of one loop: what it has used of the running iteration,
@@ -42,6 +43,8 @@ type share struct {
 	waiting []heldUp
 	dials   int
 	dialq   []*Hop // wait for a dial's turn
+	socks   int    // connections to the pod's Unix socket that are being made
+	sockq   []localDial
 }
 
 // heldUp is a connection that is not read from while its pod holds too much.

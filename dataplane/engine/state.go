@@ -93,6 +93,7 @@ type ConnState struct {
 	Role        string         `json:"role"`
 	Client      netip.AddrPort `json:"client,omitzero"`      // who connected
 	Destination netip.AddrPort `json:"destination,omitzero"` // what was dialled; inbound the port alone
+	Socket      string         `json:"socket,omitempty"`     // in the place of Destination: the application's Unix socket, "unix:<file>"
 	Peer        string         `json:"peer,omitempty"`       // verified SPIFFE ID: inbound the caller's, of a relay over a hop the endpoint's
 	Protocol    string         `json:"protocol"`             // http1, h2, tcp, or "" while it is looked at
 	State       string         `json:"state"`                // sniff, idle, head, request, response, linger, connect, stream, tunnel, drain, relay
@@ -208,7 +209,11 @@ func (c *h2conn) Show(s *ConnState) bool {
 		s.State = "idle"
 	}
 	if c.client {
-		s.Role, s.Destination = "application", PeerAddr(c.fd)
+		if s.Role = "application"; c.in != nil && c.in.name != "" {
+			s.Socket = c.in.name
+		} else {
+			s.Destination = PeerAddr(c.fd)
+		}
 		return true
 	}
 	s.Client = PeerAddr(c.fd)
@@ -226,7 +231,7 @@ func (c *h1client) Show(s *ConnState) bool {
 	c.show(s)
 	s.Role, s.Protocol, s.Requests = "application", "http1", c.requests
 	if c.pool != nil {
-		s.Destination = c.pool.key.addr
+		s.Destination, s.Socket = c.pool.key.addr, c.pool.h2.name
 	}
 	switch {
 	case c.connecting:
