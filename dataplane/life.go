@@ -5,13 +5,27 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+
+	"aether/tproxy/socket"
 )
 
 // What the life of a pod (package controlplane/local) asks of the node that serves it.
 
-// Dial connects to an address from the network namespace of a pod that is served, past capture.
-func (n *Node) Dial(ctx context.Context, container string, to netip.AddrPort) (*net.TCPConn, error) {
-	return n.connect(ctx, container, to)
+// Dial connects to a port of a pod's application as its requests are delivered: to its Unix
+// socket, or to 127.0.0.1 from the network namespace of the pod, which is served, past capture.
+func (n *Node) Dial(ctx context.Context, container string, port uint16) (net.Conn, error) {
+	if w := n.store.Load().Workload(container); w != nil && w.Socket != nil {
+		c, err := socket.DialUnix(ctx, socket.Unix{Dir: w.Socket.Dir, Sub: w.Socket.Pod, File: w.Socket.File})
+		if err != nil {
+			return nil, err
+		}
+		return c, nil
+	}
+	c, err := n.connect(ctx, container, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port))
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // HasCertificate reports whether the pod's inbound listener can shake hands now.

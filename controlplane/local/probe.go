@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -27,8 +26,9 @@ type Target struct {
 	Path      string // of an HTTP port
 }
 
-// Dial connects to an address from the network namespace of a container's pod.
-type Dial func(ctx context.Context, container string, to netip.AddrPort) (*net.TCPConn, error)
+// Dial connects to a port of a container's application, the way that requests are delivered to it:
+// to 127.0.0.1 in the pod's network namespace, or to its Unix socket (contract 6.5).
+type Dial func(ctx context.Context, container string, port uint16) (net.Conn, error)
 
 // Prober asks applications over connections that dial makes: an HTTP port by GET, to
 // which the answer must be 200; a TCP port by connecting. A UDP port has nothing that
@@ -39,11 +39,7 @@ func Prober(dial Dial) func(ctx context.Context, t Target) error {
 		DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxProbeHead,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			t := ctx.Value(key{}).(Target)
-			c, err := dial(ctx, t.Container, appAddr(t.Port))
-			if err != nil {
-				return nil, err
-			}
-			return c, nil
+			return dial(ctx, t.Container, t.Port)
 		},
 	}
 	return func(ctx context.Context, t Target) error {
@@ -51,7 +47,7 @@ func Prober(dial Dial) func(ctx context.Context, t Target) error {
 		case model.UDP:
 			return nil
 		case model.TCP:
-			c, err := dial(ctx, t.Container, appAddr(t.Port))
+			c, err := dial(ctx, t.Container, t.Port)
 			if err != nil {
 				return err
 			}
@@ -80,10 +76,6 @@ func opaque(path string) string {
 		return "//localhost" + path
 	}
 	return path
-}
-
-func appAddr(port uint16) netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port)
 }
 
 // target is what p's probe asks.

@@ -28,12 +28,12 @@ func dialInto(t *testing.T, spaces map[string]*netns.NS) Dial {
 	for c, ns := range spaces {
 		pools[c] = f.Open(ns)
 	}
-	return func(ctx context.Context, container string, to netip.AddrPort) (*net.TCPConn, error) {
+	return func(ctx context.Context, container string, port uint16) (net.Conn, error) {
 		fd, err := pools[container].Wait(ctx, false)
 		if err != nil {
 			return nil, err
 		}
-		return socket.Connect(ctx, fd, to)
+		return socket.Connect(ctx, fd, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port))
 	}
 }
 

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
@@ -181,7 +182,7 @@ func until(t, now time.Time) string {
 func WriteConnections(w io.Writer, c *dataplane.Connections) {
 	table(w, "POD ROLE CLIENT DESTINATION PROTOCOL STATE AGE IDLE REQUESTS STREAMS IN OUT PEER", func(row func(...any)) {
 		for _, s := range c.Connections {
-			row(s.Pod, s.Role, addr(s.Client), addr(s.Destination), s.Protocol, s.State, short(s.AgeMS), short(s.IdleMS), s.Requests, s.Streams, s.BytesIn, s.BytesOut, s.Peer)
+			row(s.Pod, s.Role, addr(s.Client), cmp.Or(s.Socket, addr(s.Destination)), s.Protocol, s.State, short(s.AgeMS), short(s.IdleMS), s.Requests, s.Streams, s.BytesIn, s.BytesOut, s.Peer)
 		}
 	})
 	notes(w, Notes(len(c.Connections), c.Total, c.Silent))

@@ -183,6 +183,8 @@ func decisionOf(e *journal.Entry) Decision {
 	}
 	if e.Endpoint.IsValid() {
 		d.Endpoint = e.Endpoint.String()
+	} else {
+		d.Endpoint = e.Socket
 	}
 	return d
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strconv"
 
+	"aether/dataplane/decide"
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
 	"aether/dataplane/httpmsg"
@@ -16,14 +17,18 @@ type failure struct {
 	text           string
 }
 
-// failureOf classes the end of a delivery to port. The flags are Envoy's: UF and UO
+// failureOf classes the end of the delivery that v says. The flags are Envoy's: UF and UO
 // say that the application has not seen the request; UC that it may have; UR
 // that it reset the stream, with REFUSED_STREAM in the details if it says that it
 // processed nothing; UPE and UT are never retried.
-func failureOf(code exchange.Code, cause error, port uint16) failure {
+func failureOf(code exchange.Code, cause error, v *decide.Verdict) failure {
 	switch code {
 	case exchange.Connect:
-		return failure{503, "UF", "upstream_connection_failure", "the application does not listen on port " + strconv.Itoa(int(port)) + " of 127.0.0.1\n"}
+		where := "on port " + strconv.Itoa(int(v.Port)) + " of 127.0.0.1"
+		if v.Socket != nil {
+			where = "at " + v.Socket.Name + " of its volume"
+		}
+		return failure{503, "UF", "upstream_connection_failure", "the application does not listen " + where + "\n"}
 	case exchange.Protocol:
 		return failure{502, "UPE", "upstream_protocol_error", "the application's answer is not valid HTTP\n"}
 	case exchange.Timeout:

@@ -4,7 +4,8 @@
 //
 //   - Nothing is delivered before the caller is verified.
 //   - x-forwarded-client-cert is always ours; x-aether-outcome stands on every answer.
-//   - Delivery is to 127.0.0.1:<port> in the pod's namespace (contract 6.5).
+//   - Delivery is to 127.0.0.1:<port> in the pod's namespace, or for all ports to the
+//     pod's Unix socket (contract 6.5).
 //   - A request is sent a second time only on a connection that died unused,
 //     and only if its method allows that.
 //
@@ -264,9 +265,10 @@ func peek(tc net.Conn, rec record.Conn) (first []byte, h2 bool, err error) {
 func (in *Inbound) relay(l *engine.Loop, c *conn, tc *net.TCPConn, rec record.Conn) {
 	p := c.pod
 	ctx, cancel := context.WithTimeout(p.Context, connectLimit)
-	app, err := p.Sockets.Connect(ctx, appAddr(c.v.Port))
+	app, err := c.connect(ctx)
 	cancel()
 	if err != nil {
+		c.odd(err)
 		_ = tc.SetLinger(0)
 		tc.Close()
 		c.record(0, 0, "server", cmp.Or(engine.Shortage(err), "connect"))
@@ -288,6 +290,32 @@ func (in *Inbound) relay(l *engine.Loop, c *conn, tc *net.TCPConn, rec record.Co
 		}
 		c.record(r.BtoA, r.AtoB, ended, r.Cause())
 	})
+}
+
+// connect connects to the application, for a raw-TCP port.
+func (c *conn) connect(ctx context.Context) (relay.Conn, error) {
+	if s := c.v.Socket; s != nil {
+		app, err := socket.DialUnix(ctx, unixOf(s))
+		if err != nil {
+			return nil, err
+		}
+		return app, nil
+	}
+	app, err := c.pod.Sockets.Connect(ctx, appAddr(c.v.Port))
+	if err != nil {
+		return nil, err
+	}
+	return app, nil
+}
+
+func unixOf(s *model.Socket) socket.Unix { return socket.Unix{Dir: s.Dir, Sub: s.Pod, File: s.File} }
+
+// odd tells of what stands at the place of a pod's Unix socket and is none: that is no
+// application that is not there yet.
+func (c *conn) odd(err error) {
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTSOCK) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EPROTOTYPE) {
+		c.in.quiet.Warn("socket "+c.pod.Container, "what stands at the place of a pod's Unix socket is not connected to: it is a link, or no stream socket", "pod", c.pod.Namespace+"/"+c.pod.Name, "err", err)
+	}
 }
 
 func appAddr(port uint16) netip.AddrPort {
@@ -349,7 +377,12 @@ func (in *Inbound) Request(x *exchange.Exchange) {
 }
 
 func (in *Inbound) deliver(x *exchange.Exchange, c *conn, rq *reqState) {
-	c.info.Loop.Send(x, c.pod.Engine, c.pod.Sockets, appAddr(rq.v.Port), rq.v.App == model.AppH2C, nil)
+	h2 := rq.v.App == model.AppH2C
+	if s := rq.v.Socket; s != nil {
+		c.info.Loop.SendUnix(x, c.pod.Engine, unixOf(s), h2)
+		return
+	}
+	c.info.Loop.Send(x, c.pod.Engine, c.pod.Sockets, appAddr(rq.v.Port), h2, nil)
 }
 
 // reply answers locally, with the outcome that the source judges retries by (contract 5.7).
@@ -400,7 +433,10 @@ func (in *Inbound) Failed(x *exchange.Exchange, code exchange.Code) {
 		in.reply(x, rq, 501, causeNoTunnel+": the application on port "+strconv.Itoa(int(rq.v.Port))+" speaks HTTP/2 and does not announce extended CONNECT (RFC 8441), which an upgrade needs; send the request without Upgrade\n", "0", "-", causeNoTunnel)
 		return
 	}
-	f := failureOf(code, x.Cause, rq.v.Port)
+	if code == exchange.Connect {
+		c.odd(x.Cause)
+	}
+	f := failureOf(code, x.Cause, &rq.v)
 	rq.cause = code.String()
 	if short := engine.Shortage(x.Cause); code == exchange.Connect && short != "" {
 		rq.cause, f.text = short, short+textShortage
@@ -465,6 +501,9 @@ func (c *conn) entry(e *journal.Entry, v *decide.Verdict) {
 	e.Pod, e.Container = c.pod.Name, c.pod.Container
 	e.Dst, e.Sniff, e.Peer = c.flow.Dst.AddrPort, c.flow.Sniff, c.flow.Peer
 	e.Action, e.Reason, e.Rule = v.Action.String(), v.Reason.String(), v.Rule
+	if v.Socket != nil {
+		e.Socket = v.Socket.Name
+	}
 }
 
 // record tells the journal of a connection that carried no request.

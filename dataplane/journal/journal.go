@@ -60,6 +60,7 @@ type Entry struct {
 	Rule      string // of the snapshot
 	Backend   string // "shop/cart:8080"
 	Endpoint  netip.AddrPort
+	Socket    string // inbound, the Unix socket that it was delivered to: "unix:app.sock"; empty: an address
 	Peer      string // verified SPIFFE ID: the caller inbound, the destination outbound
 	Status    int
 	BytesIn   int64 // from the pod's client side
@@ -113,6 +114,9 @@ func (e *Entry) String() string {
 	b = append(b, ')')
 	if e.Endpoint.IsValid() {
 		b = append(append(b, " via "...), e.Endpoint.String()...)
+	}
+	if e.Socket != "" {
+		b = append(append(b, " via "...), e.Socket...)
 	}
 	if e.Dir != model.Inbound && e.Peer != "" {
 		b = append(append(b, " peer "...), e.Peer...)

@@ -85,6 +85,15 @@ func TestStringHoldsAFlow(t *testing.T) {
 	}
 }
 
+// A delivery to a Unix socket is shown by it, as one to an endpoint is by its address.
+func TestStringHoldsASocket(t *testing.T) {
+	e := Entry{At: time.Unix(0, 0), Request: true, Dir: model.Inbound, Namespace: "shop", Workload: "cart", Action: "deliver", Reason: "served-port", Rule: "Pod shop/cart-1",
+		Socket: "unix:app.sock", Status: 200, Ended: "complete"}
+	if got := e.String(); !strings.Contains(got, " 200 deliver (served-port Pod shop/cart-1) via unix:app.sock 0s") {
+		t.Errorf("%s", got)
+	}
+}
+
 func TestTextIsCut(t *testing.T) {
 	var x Text
 	if !x.Empty() {

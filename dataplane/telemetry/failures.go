@@ -153,6 +153,8 @@ func appendFailure(b []byte, e *journal.Entry, suppressed int) []byte {
 	b = text(b, "backend", e.Backend)
 	if e.Endpoint.IsValid() {
 		b = text(b, "endpoint", e.Endpoint.String())
+	} else if e.Socket != "" {
+		b = text(b, "endpoint", e.Socket)
 	}
 	if e.Dst.IsValid() {
 		b = text(b, "destination", e.Dst.String())

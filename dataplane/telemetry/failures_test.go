@@ -96,6 +96,26 @@ func TestFailureLine(t *testing.T) {
 	})
 }
 
+// TestFailureAtASocket: the endpoint of a delivery to a Unix socket is that.
+func TestFailureAtASocket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out lines
+		f := NewFailures(FailureConfig{Out: &out})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { f.Run(ctx) })
+		e := failed("connect")
+		e.Endpoint, e.Socket = netip.AddrPort{}, "unix:app.sock"
+		f.Ended(e)
+		synctest.Wait()
+		cancel()
+		wg.Wait()
+		if got := out.all(); len(got) != 1 || !strings.Contains(got[0], `"endpoint":"unix:app.sock"`) {
+			t.Errorf("%q", got)
+		}
+	})
+}
+
 // TestFailureLinesAreRationed: a cause has its lines a second, and what was left out is
 // said with its next line, or, where none comes, by a line of its own.
 func TestFailureLinesAreRationed(t *testing.T) {
