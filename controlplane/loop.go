@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"aether/controlplane/compile"
+	"aether/controlplane/endpointmeta"
 	"aether/controlplane/input"
 	"aether/controlplane/lastgood"
 	"aether/dataplane/model"
@@ -62,6 +63,9 @@ type Config struct {
 	Node, Domain, TrustDomain string
 	// Settings hold where no source says any.
 	Settings input.Settings
+	// UDSDir holds the directories of pods' Unix sockets, an absolute path (contract 1.7);
+	// empty: nobody is delivered to by one.
+	UDSDir string
 	// OnSettings is told of settings before the state that goes with them is applied, first
 	// when Run begins: of the mesh's, and of those of the pods of namespaces that have others
 	// (contract 10.9). It is called by the loop's goroutine and returns soon. nil: nobody is.
@@ -86,6 +90,9 @@ type Counters struct {
 	Saves       telemetry.Counter // of the last good state
 	SaveErrors  telemetry.Counter
 	Disconnects telemetry.Counter // times a source lost what it follows
+	// UDSRefused are, by reason, the pods that asked for delivery to a Unix socket and did
+	// not get it (contract 1.7): each once, until its reason is another one.
+	UDSRefused [endpointmeta.UDSReasons]telemetry.Counter
 }
 
 // Loop is the way from the sources to one target. Make it with New, give it its sources,
@@ -108,11 +115,12 @@ type Loop struct {
 	overrides map[string]input.Override // by namespace
 	locality  input.Locality
 	needs     []model.ServiceName
-	live      bool            // every source has given a whole state, now or before the start
-	carried   change          // of what was restored
-	lastTook  time.Duration   // that compiling took
-	lastEnd   time.Time       // when it was done
-	compiled  []model.Problem // of the last Update
+	live      bool                              // every source has given a whole state, now or before the start
+	carried   change                            // of what was restored
+	lastTook  time.Duration                     // that compiling took
+	lastEnd   time.Time                         // when it was done
+	compiled  []model.Problem                   // of the last Update
+	refused   map[string]endpointmeta.UDSReason // by container, as counted
 
 	// All problems, and which of compiled's lists is in it.
 	all         []model.Problem
@@ -138,11 +146,13 @@ func New(cfg Config) *Loop {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Loop{
+	l := &Loop{
 		cfg: cfg, log: cfg.Log, wake: make(chan struct{}, 1), changed: make(chan struct{}),
 		index:    compile.NewIndex(&model.Mesh{Domain: cfg.Domain, TrustDomain: cfg.TrustDomain, Node: cfg.Node, Semantics: cfg.Settings.Semantics, SameNode: cfg.Settings.SameNode}),
 		retained: map[model.ServiceName]retained{}, settings: cfg.Settings, overrides: map[string]input.Override{}, merged: newMerged(),
 	}
+	l.index.SetUDSDir(cfg.UDSDir)
+	return l
 }
 
 // Run publishes what the sources say until ctx ends, and keeps the last good state; the
@@ -239,6 +249,9 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 			snap, l.compiled = l.index.Update()
 		}
 	}
+	if snap != nil {
+		l.countRefused(l.index.UDSRefused())
+	}
 	var problems []model.Problem
 	if l.live {
 		problems = l.allProblems(&c)
@@ -273,6 +286,16 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 	l.log.Log(context.Background(), level, "published", "seq", seq, "services", len(snap.Services()), "backends", len(snap.Backends()),
 		"workloads", len(workloads), "problems", len(problems), "took", end.Sub(now))
 	return next, ok
+}
+
+// countRefused counts the pods that are refused their Unix socket and were not, or for another reason.
+func (l *Loop) countRefused(now map[string]endpointmeta.UDSReason) {
+	for container, why := range now {
+		if l.refused[container] != why {
+			l.Counters.UDSRefused[why].Inc()
+		}
+	}
+	l.refused = now
 }
 
 // known reports whether of every source there is a whole state.

@@ -532,7 +532,7 @@ func merge(of []*model.Mesh) *model.Mesh {
 	out := &model.Mesh{Domain: model.DefaultDomain, TrustDomain: "td", Node: "n1"}
 	located := false
 	services, routes, filters, catalog := map[model.ServiceName]bool{}, map[input.RouteKey]bool{}, map[model.ServiceName][]model.HTTPFilter{}, map[model.ServiceName]bool{}
-	pods, rows := map[string]bool{}, map[string]bool{}
+	pods, rows, policies := map[string]bool{}, map[string]bool{}, map[model.ServiceName]bool{}
 	for _, m := range of {
 		b := input.Whole(m, nil, input.Settings{})
 		if !located && m.Region+m.Zone != "" {
@@ -556,6 +556,12 @@ func merge(of []*model.Mesh) *model.Mesh {
 			} else if first := filters[n]; !reflect.DeepEqual(first, list) {
 				out.Filters = append(out.Filters, list...)
 			}
+		}
+		for n, list := range b.Policies {
+			if !policies[n] {
+				out.Policies = append(out.Policies, list...)
+			}
+			policies[n] = true
 		}
 		for c, list := range b.Workloads {
 			if !pods[c] {
@@ -607,7 +613,7 @@ func TestConvergence(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 6))
 			file := lastgood.New(filepath.Join(t.TempDir(), "last-good"))
 			names := []string{"file", "registry", "kube"}
-			w, src := start(t, Config{LastGood: file}, names...)
+			w, src := start(t, Config{LastGood: file, UDSDir: model.DefaultUDSDir}, names...)
 			is := make([]*model.Mesh, len(names))
 			for range 20 {
 				i := r.IntN(len(src))
@@ -631,7 +637,7 @@ func TestConvergence(t *testing.T) {
 					}
 					w.settled()
 					w.stop()
-					w, src = start(t, Config{LastGood: file}, names...)
+					w, src = start(t, Config{LastGood: file, UDSDir: model.DefaultUDSDir}, names...)
 					if w.target.count() != 1 {
 						t.Fatalf("seed %d: %d published from the last good state", seed, w.target.count())
 					}

@@ -20,15 +20,15 @@ type change struct {
 	objects  bool // more than rows, names and problems
 	problems bool // problems that sources told may have changed
 
-	endpoints, services, filters, catalog, kept map[model.ServiceName]struct{}
-	fleeting                                    map[model.ServiceName]struct{} // of endpoints, those of sources that are not Final
-	routes                                      map[input.RouteKey]struct{}
-	namespaces                                  map[string]struct{}
-	workloads, settings, locality               bool
+	endpoints, services, filters, policies, catalog, kept map[model.ServiceName]struct{}
+	fleeting                                              map[model.ServiceName]struct{} // of endpoints, those of sources that are not Final
+	routes                                                map[input.RouteKey]struct{}
+	namespaces                                            map[string]struct{}
+	workloads, settings, locality                         bool
 }
 
 func (c *change) any() bool {
-	return len(c.endpoints)+len(c.services)+len(c.filters)+len(c.catalog)+len(c.kept)+len(c.routes) > 0 || c.workloads || c.settings || c.locality
+	return len(c.endpoints)+len(c.services)+len(c.filters)+len(c.policies)+len(c.catalog)+len(c.kept)+len(c.routes) > 0 || c.workloads || c.settings || c.locality
 }
 
 func note[K comparable](to *map[K]struct{}, k K) {
@@ -80,6 +80,7 @@ func (s *Source) enter(b *input.Batch, all bool, c *change) {
 	enter(s.services, b.Services, all, equal[model.Service], &c.services, nil)
 	enter(s.routes, b.Routes, all, equal[model.Route], &c.routes, nil)
 	enter(s.filters, b.Filters, all, equal[model.HTTPFilter], &c.filters, nil)
+	enter(s.policies, b.Policies, all, equal[model.EndpointPolicy], &c.policies, nil)
 	enter(s.kept, b.Retained, all, equal[model.Retained], &c.kept, nil)
 	enter(s.overrides, b.Namespaces, all, equal[input.Override], &c.namespaces, nil)
 	var pods map[string]struct{}
@@ -157,6 +158,9 @@ func (l *Loop) settle(c *change) {
 	}
 	for k := range c.filters {
 		l.index.SetFilters(k.Namespace, k.Name, l.filters(k))
+	}
+	for n := range c.policies {
+		l.index.SetPolicies(n, l.policies(n))
 	}
 	for k := range c.routes {
 		l.index.SetRoutes(k.Kind, k.Namespace, k.Name, l.routes(k))
@@ -274,6 +278,10 @@ func (l *Loop) filters(n model.ServiceName) []model.HTTPFilter {
 		l.merged.say(object, "")
 	}
 	return list
+}
+
+func (l *Loop) policies(n model.ServiceName) []model.EndpointPolicy {
+	return first(l, n, func(s *Source) map[model.ServiceName][]model.EndpointPolicy { return s.policies }, "EndpointPolicy of Service "+n.String())
 }
 
 func (l *Loop) catalog(n model.ServiceName) bool {
@@ -549,6 +557,9 @@ func (l *Loop) Mesh() *model.Mesh {
 	}
 	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.filters, put) }) {
 		m.Filters = append(m.Filters, l.filters(n)...)
+	}
+	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.policies, put) }) {
+		m.Policies = append(m.Policies, l.policies(n)...)
 	}
 	m.Catalog = byName(func(s *Source, put func(model.ServiceName)) { each(s.catalog, put) })
 	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.kept, put); each(l.retained, put) }) {

@@ -86,7 +86,8 @@ func whole(of *lastgood.Source) input.Batch {
 	b := input.Batch{
 		Endpoints: make(map[model.ServiceName][]model.Endpoint, len(of.Endpoints)), Services: make(map[model.ServiceName][]model.Service, len(of.Services)),
 		Routes: make(map[input.RouteKey][]model.Route, len(of.Routes)), Filters: make(map[model.ServiceName][]model.HTTPFilter, len(of.Filters)),
-		Catalog: make(map[model.ServiceName]bool, len(of.Catalog)), Retained: make(map[model.ServiceName][]model.Retained, len(of.Retained)),
+		Policies: make(map[model.ServiceName][]model.EndpointPolicy, len(of.Policies)),
+		Catalog:  make(map[model.ServiceName]bool, len(of.Catalog)), Retained: make(map[model.ServiceName][]model.Retained, len(of.Retained)),
 		Settings: of.Settings, Locality: of.Locality, Namespaces: of.Namespaces,
 	}
 	byKey(b.Endpoints, of.Endpoints, func(e *model.Endpoint) model.ServiceName { return e.Service })
@@ -97,6 +98,7 @@ func whole(of *lastgood.Source) input.Batch {
 	byKey(b.Filters, of.Filters, func(f *model.HTTPFilter) model.ServiceName {
 		return model.ServiceName{Namespace: f.Namespace, Name: f.Name}
 	})
+	byKey(b.Policies, of.Policies, func(p *model.EndpointPolicy) model.ServiceName { return p.Service })
 	byKey(b.Retained, of.Retained, func(r *model.Retained) model.ServiceName { return r.Service })
 	for _, n := range of.Catalog {
 		b.Catalog[n] = true
@@ -126,6 +128,7 @@ func (l *Loop) capture(now time.Time) *lastgood.State {
 		}
 		of := lastgood.Source{
 			Name: s.name, At: s.fresh(now), Endpoints: lists(s.endpoints), Services: lists(s.services), Routes: lists(s.routes), Filters: lists(s.filters),
+			Policies: lists(s.policies),
 			Retained: lists(s.kept), Settings: s.settings, Locality: s.locality, Namespaces: maps.Clone(s.overrides),
 		}
 		for n := range s.catalog {

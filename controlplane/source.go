@@ -126,7 +126,7 @@ func (s *Source) saidLocked(now time.Time) {
 
 // objects reports whether a Batch says more than rows, names and problems.
 func objects(b *input.Batch) bool {
-	return len(b.Services)+len(b.Routes)+len(b.Filters)+len(b.Workloads)+len(b.Retained)+len(b.Namespaces) > 0 || b.Settings != nil || b.Locality != nil
+	return len(b.Services)+len(b.Routes)+len(b.Filters)+len(b.Policies)+len(b.Workloads)+len(b.Retained)+len(b.Namespaces) > 0 || b.Settings != nil || b.Locality != nil
 }
 
 // Report is input.Sink.
@@ -216,6 +216,7 @@ type known struct {
 	services  map[model.ServiceName][]model.Service
 	routes    map[input.RouteKey][]model.Route
 	filters   map[model.ServiceName][]model.HTTPFilter
+	policies  map[model.ServiceName][]model.EndpointPolicy
 	catalog   map[model.ServiceName]bool
 	workloads map[string][]model.Workload
 	kept      map[model.ServiceName][]model.Retained
@@ -230,7 +231,8 @@ func newKnown() known {
 	return known{
 		endpoints: map[model.ServiceName][]model.Endpoint{}, services: map[model.ServiceName][]model.Service{},
 		routes: map[input.RouteKey][]model.Route{}, filters: map[model.ServiceName][]model.HTTPFilter{},
-		catalog: map[model.ServiceName]bool{}, workloads: map[string][]model.Workload{},
+		policies: map[model.ServiceName][]model.EndpointPolicy{},
+		catalog:  map[model.ServiceName]bool{}, workloads: map[string][]model.Workload{},
 		kept: map[model.ServiceName][]model.Retained{}, problems: map[string][]model.Problem{}, overrides: map[string][]input.Override{},
 	}
 }

@@ -37,7 +37,7 @@ type options struct {
 	config, node, domain, trustDomain, netnsDir string
 	certs, devCA                                string
 	adminAddr, logLevel, blocking, records      string
-	handover, lastGood                          string
+	handover, lastGood, udsDir                  string
 	stateDir, podsDir                           string
 	registrar                                   []string
 	registrarAccount, nodeAccount, cluster      string
@@ -95,6 +95,7 @@ one drains: no connection is refused or lost meanwhile.`,
 		"are evicted so that they are made anew: after three minutes, 2 a minute, PodDisruptionBudgets respected, and none before a first pod has been added here. off: nothing. "+
 		"Default evict, or off where --config says which pods there are")
 	f.StringVar(&o.namespace, "namespace", "aether-system", "namespace of the control plane, whose MeshConfig counts")
+	f.StringVar(&o.udsDir, "uds-dir", model.DefaultUDSDir, "directory in which each pod's own, named by its UID, has the Unix socket that the pod is delivered to where it, or an EndpointPolicy, asks for that; empty: all are delivered to over TCP")
 	f.StringVar(&o.lastGood, "last-good", "", "file for what this node last knew of the mesh: it serves that after a start at which a source cannot be heard; empty: none is kept")
 	f.StringVar(&o.stateDir, "state-dir", "/var/lib/aether", "directory for what this node has to know again after a restart")
 	f.StringVar(&o.podsDir, "pods-dir", "", "with --registrar: directory for the records of this node's pods, of this process and its successors alone; default pods/<node> in --state-dir")

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"aether/controlplane"
+	"aether/controlplane/endpointmeta"
 	"aether/controlplane/file"
 	"aether/controlplane/input"
 	"aether/controlplane/kube"
@@ -62,6 +63,9 @@ func (o *options) checkSources() error {
 		return errors.New("nobody tells of the mesh: give --config, --registrar or --kubernetes (see --help)")
 	case strings.Contains(o.node, "/") || !filepath.IsLocal(o.node) || o.node == ".":
 		return fmt.Errorf("--node: %q is no name of a node: write spec.nodeName of its pods", o.node)
+	}
+	if o.udsDir != "" && (!filepath.IsAbs(o.udsDir) || filepath.Clean(o.udsDir) != o.udsDir) {
+		return fmt.Errorf("--uds-dir: %q is no plain absolute path: write one such as %s, or \"\" for none", o.udsDir, model.DefaultUDSDir)
 	}
 	kubernetes := o.kubernetes || o.kubeconfig != ""
 	switch {
@@ -113,7 +117,7 @@ const (
 
 func newSources(o options, node *dataplane.Node, ids mtls.Source, log *slog.Logger) *sources {
 	s := &sources{o: o, node: node, ids: ids, log: log, cfg: controlplane.Config{
-		Target: node, Node: o.node, Domain: o.domain, TrustDomain: o.trustDomain, Log: log, Settings: o.settings(),
+		Target: node, Node: o.node, Domain: o.domain, TrustDomain: o.trustDomain, Log: log, Settings: o.settings(), UDSDir: o.udsDir,
 	}}
 	if o.lastGood != "" {
 		s.cfg.LastGood = lastgood.New(o.lastGood)
@@ -309,12 +313,24 @@ func (s *sources) tellPods(l file.Local) {
 		list[i] = local.Listed{
 			Pod: local.Pod{
 				Namespace: p.Namespace, Name: p.Name, UID: p.UID, Account: p.Account, ContainerID: p.Container, NetNS: p.NetNS, IPs: p.IPs,
-				Labels: p.Labels, Annotations: p.Annotations, Terminating: p.Terminating,
+				Labels: p.Labels, Annotations: p.Annotations, Volumes: volumesOf(p.Volumes), Terminating: p.Terminating,
 			},
 			Termination: local.Termination{PreStop: p.PreStop, Grace: p.Grace},
 		}
 	}
 	s.follower.Tell(list)
+}
+
+// volumesOf keeps it that none are known.
+func volumesOf(in []model.Volume) []local.Volume {
+	if in == nil {
+		return nil
+	}
+	out := make([]local.Volume, len(in))
+	for i, v := range in {
+		out[i] = local.Volume(v)
+	}
+	return out
 }
 
 // admin is the node's admin, with the health of its pods beside it where that is probed.
@@ -465,6 +481,9 @@ func (s *sources) gauges(m *telemetry.Metrics) {
 			}
 			return 0
 		}, "source", s.Name)
+	}
+	for why := endpointmeta.UDSFine + 1; why < endpointmeta.UDSReasons; why++ {
+		m.Count("aether_agent_uds_resolve_failures_total", "Pods that are not delivered to by the Unix socket that was asked for, by reason.", &c.UDSRefused[why], "reason", why.String())
 	}
 	m.Count("aether_source_disconnects_total", "Times that a source lost what it follows.", &c.Disconnects)
 	if s.registrar != nil {

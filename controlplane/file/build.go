@@ -65,6 +65,7 @@ func (l *loader) views() *Views {
 	for _, key := range slices.Sorted(maps.Keys(filters)) {
 		b.filters(filters[key])
 	}
+	b.policies(items)
 	b.meshConfig(items)
 	b.sort()
 	return &Views{mesh: b.mesh, configs: b.configs, problems: b.problems, nodes: b.nodes, pods: b.local}
@@ -226,6 +227,28 @@ func (b *builder) filters(same []item) {
 	}
 }
 
+// policies takes of the EndpointPolicies of each service the first by name (contract 10.8).
+func (b *builder) policies(items []item) {
+	first := map[model.ServiceName]item{}
+	var all []item
+	for _, it := range items {
+		if it.policy == nil {
+			continue
+		}
+		all = append(all, it)
+		if was, ok := first[it.policy.Service]; !ok || it.policy.Name < was.policy.Name {
+			first[it.policy.Service] = it
+		}
+	}
+	for _, it := range all {
+		if f := first[it.policy.Service]; f.policy != it.policy {
+			b.report(it, it.line, "is not in force: %s at %s is for the same Service and comes first by name; remove one of the two", f.object, place(f.file, f.line))
+			continue
+		}
+		b.mesh.Policies = append(b.mesh.Policies, *it.policy)
+	}
+}
+
 func (b *builder) sort() {
 	m := b.mesh
 	sortWorkloads(m.Workloads)
@@ -236,6 +259,7 @@ func (b *builder) sort() {
 	slices.SortFunc(m.Routes, compareRoutes)
 	// Stable: two of one name stay as they stood.
 	slices.SortStableFunc(m.Filters, compareFilters)
+	slices.SortFunc(m.Policies, func(a, b model.EndpointPolicy) int { return compareNames(a.Service, b.Service) })
 	slices.SortFunc(m.Catalog, compareNames)
 	slices.SortFunc(m.Retained, func(a, b model.Retained) int { return compareNames(a.Service, b.Service) })
 }

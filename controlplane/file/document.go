@@ -96,6 +96,7 @@ type item struct {
 	account *accountFacts
 	route   *gamma.Route
 	filter  *model.HTTPFilter
+	policy  *model.EndpointPolicy
 	mesh    *gamma.Mesh
 	grant   *gamma.Grant
 }
@@ -190,11 +191,12 @@ var known = map[string]struct {
 	"TLSRoute":       {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1alpha3", gatewayGroup + "/v1alpha2"}, false, (*reader).route},
 	"ReferenceGrant": {[]string{gatewayGroup + "/v1", gatewayGroup + "/v1beta1"}, false, (*reader).grant},
 	"HTTPFilter":     {[]string{configGroup + "/v1"}, false, (*reader).httpFilter},
+	"EndpointPolicy": {[]string{configGroup + "/v1"}, false, (*reader).endpointPolicy},
 	"MeshConfig":     {[]string{configGroup + "/v1"}, false, (*reader).meshConfig},
 }
 
 const kindsRead = "Pod, Service, ServiceAccount, Node, List (v1), HTTPRoute, GRPCRoute, TCPRoute, TLSRoute and ReferenceGrant (" +
-	gatewayGroup + "/v1), HTTPFilter and MeshConfig (" + configGroup + "/v1)"
+	gatewayGroup + "/v1), HTTPFilter, EndpointPolicy and MeshConfig (" + configGroup + "/v1)"
 
 // object reads one object, or the objects of a List.
 func (r *reader) object(n *yaml.Node, base int) {
@@ -271,6 +273,12 @@ func (r *reader) grant(o gamma.Object) {
 }
 
 func (r *reader) httpFilter(o gamma.Object) { r.add(o, item{filter: r.Filter(o)}) }
+
+func (r *reader) endpointPolicy(o gamma.Object) {
+	if p := r.EndpointPolicy(o); p != nil {
+		r.add(o, item{policy: p})
+	}
+}
 
 func (r *reader) meshConfig(o gamma.Object) { r.add(o, item{mesh: r.MeshConfig(o)}) }
 

@@ -45,6 +45,12 @@ func Dump(m *model.Mesh) []byte {
 	for _, f := range slices.SortedStableFunc(slices.Values(m.Filters), compareFilters) {
 		d.filter(&f)
 	}
+	for _, p := range slices.SortedFunc(slices.Values(m.Policies), func(a, b model.EndpointPolicy) int { return compareNames(a.Service, b.Service) }) {
+		d.object(fields{
+			{"apiVersion", configGroup + "/v1"}, {"kind", "EndpointPolicy"}, meta(p.Namespace, p.Name, nil, nil),
+			{"spec", fields{{"targetRef", fields{{"kind", "Service"}, {"name", p.Service.Name}}}, {"udsSocket", p.UDSSocket}}},
+		})
+	}
 	var mesh fields
 	if m.Semantics != model.Aether {
 		mesh = append(mesh, field{"routeSemantics", m.Semantics.String()})
@@ -277,6 +283,7 @@ func (d *dumper) pod(m *model.Mesh, e *model.Endpoint, w *model.Workload, part s
 	var defaultPort uint16
 	var ports []model.Port
 	var ips []netip.Addr
+	var pod podOnly
 	if w != nil {
 		service, name, node, id = w.Service(), w.Name, m.Node, w.SPIFFEID
 		defaultPort, ports, ips = w.DefaultPort, w.Ports, w.IPs
@@ -318,19 +325,36 @@ func (d *dumper) pod(m *model.Mesh, e *model.Endpoint, w *model.Workload, part s
 			field{rules.AnnotationRedirectAll, strconv.FormatBool(w.Capture.RedirectAll)},
 			field{rules.AnnotationExcludePorts, unless(commas(w.Capture.ExcludePorts))},
 			field{rules.AnnotationExcludeRanges, unless(commas(w.Capture.ExcludeRanges))},
-			field{endpointmeta.KeyUpstreams, unless(commas(w.Upstreams))})
+			field{endpointmeta.KeyUpstreams, unless(commas(w.Upstreams))}, field{endpointmeta.KeyUDSSocket, unless(w.UDSSocket)})
+		pod.uid = w.UID
+		if pod.volumes = listOf(w.Volumes, volumeFields); w.Volumes != nil && len(w.Volumes) == 0 {
+			pod.volumes = none{}
+		}
 	}
 	addresses := list{}
 	for _, ip := range ips {
 		addresses = append(addresses, fields{{"ip", ip.String()}})
 	}
 	head := meta(service.Namespace, name, fields{{LabelManaged, "true"}}, a)
-	head.value = append(head.value.(fields), field{"deletionTimestamp", deleted})
+	head.value = append(head.value.(fields), field{"uid", unless(pod.uid)}, field{"deletionTimestamp", deleted})
 	d.object(fields{
 		{"apiVersion", "v1"}, {"kind", "Pod"}, head,
-		{"spec", fields{{"serviceAccountName", service.Name}, {"nodeName", unless(node)}}},
+		{"spec", fields{{"serviceAccountName", service.Name}, {"nodeName", unless(node)}, {"volumes", pod.volumes}}},
 		{"status", append(status, field{"podIPs", addresses})},
 	})
+}
+
+// podOnly is what a pod's own node alone knows of it.
+type podOnly struct {
+	uid     string
+	volumes any
+}
+
+func volumeFields(v *model.Volume) any {
+	if v.Driver == "" {
+		return fields{{"name", v.Name}, {"emptyDir", empty{}}} // of whatever kind it is, it is no csi volume
+	}
+	return fields{{"name", v.Name}, {"csi", fields{{"driver", v.Driver}}}}
 }
 
 func portList(ports []model.Port) string {

@@ -118,6 +118,9 @@ func (g *generator) mesh() *model.Mesh {
 			if g.some(0.3) {
 				w.Upstreams = []model.ServiceName{{Namespace: "shop", Name: "cart"}, {Namespace: "db", Name: "pg"}}
 			}
+			w.UID = oneOf(g, "", "0a1b-2c", "123", "true")
+			w.UDSSocket = oneOf(g, "", "app/http.sock", "true/no", "y")
+			w.Volumes = oneOf(g, nil, []model.Volume{}, []model.Volume{{Name: "app", Driver: "csi.aether.io"}, {Name: "on"}})
 			m.Workloads = append(m.Workloads, w)
 		}
 	}
@@ -147,6 +150,11 @@ func (g *generator) mesh() *model.Mesh {
 	}
 	for range g.IntN(4) {
 		m.Filters = append(m.Filters, g.httpFilter())
+	}
+	for _, s := range []model.ServiceName{{Namespace: "shop", Name: "cart"}, {Namespace: "db", Name: "no"}} {
+		if g.some(0.3) {
+			m.Policies = append(m.Policies, model.EndpointPolicy{Namespace: s.Namespace, Name: g.name("policy"), Service: s, UDSSocket: oneOf(g, "app/http.sock", "true/y")})
+		}
 	}
 	m.Semantics = oneOf(g, model.Aether, model.GatewayAPI)
 	m.SameNode = oneOf(g, model.MTLS, model.InProcess)

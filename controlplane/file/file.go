@@ -2,8 +2,8 @@
 // YAML, read whole into one model.Mesh and read again whenever it changes.
 //
 //   - It reads Pod, Service, ServiceAccount, Node; HTTPRoute, GRPCRoute, TCPRoute,
-//     TLSRoute and ReferenceGrant of the Gateway API; HTTPFilter and MeshConfig of
-//     config.aether.io: alone, in multi-document files, or in a List, from *.yaml
+//     TLSRoute and ReferenceGrant of the Gateway API; HTTPFilter, EndpointPolicy and
+//     MeshConfig of config.aether.io: alone, in multi-document files, or in a List, from *.yaml
 //     and *.yml at any depth.
 //   - Strict: a field, an annotation of ours or a value that is not understood
 //     refuses the object that holds it, by file and line, and nothing else.
@@ -107,6 +107,7 @@ type Pod struct {
 	NetNS               string // path
 	IPs                 []netip.Addr
 	Labels, Annotations map[string]string
+	Volumes             []model.Volume // nil: they are not known
 	// Terminating: metadata.deletionTimestamp is set. PreStop is the longest preStop.sleep of its
 	// containers, Grace what it has until it is killed (contract 13.3).
 	Terminating    bool

@@ -287,12 +287,15 @@ type EndpointPolicy struct {
 type EndpointPolicySpec struct {
 	// +required
 	TargetRef TargetRef `json:"targetRef"`
-	// UDSSocket is the Unix socket that the application listens on: <volume>/<file>.
+	// UDSSocket is the Unix socket that the application listens on: <volume>/<file>, in the
+	// pod's one inline csi volume of driver csi.aether.io.
 	//
 	// +required
 	// +kubebuilder:validation:MinLength=3
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[^/]+/[^/]+$')",message="write <volume>/<file>, with one slash"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('(^|/)[.]{1,2}(/|$)')",message="volume and file are plain names, not . or .."
+	// +kubebuilder:validation:XValidation:rule="!self.matches('/[^/]{55}')",message="the file's name has 54 bytes at most: /run/aether/uds/<pod UID>/<file> is a Unix socket's path, which has 107"
 	UDSSocket string `json:"udsSocket"`
 }
 

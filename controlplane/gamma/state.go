@@ -52,8 +52,9 @@ type State struct {
 
 	filters    map[name]model.HTTPFilter
 	policies   map[name]*endpointPolicy
-	aimed      map[name]map[name]bool // EndpointPolicies by their Service
-	meshes     map[name]*Mesh         // as they were last good
+	aimed      map[name]map[name]bool        // EndpointPolicies by their Service
+	chosen     map[name]model.EndpointPolicy // of them that in force, by Service
+	meshes     map[name]*Mesh                // as they were last good
 	settings   input.Settings
 	namespaces map[string][]input.Override
 	unsaid     bool // the whole state had no settings: the MeshConfig that has them cannot be read
@@ -89,8 +90,8 @@ type slicePort struct {
 }
 
 type endpointPolicy struct {
-	target name
-	said   []Problem
+	model.EndpointPolicy
+	said []Problem
 }
 
 // NewState makes an empty State of a mesh whose control plane is in namespace (empty:
@@ -103,7 +104,7 @@ func NewState(namespace string, flags input.Settings) *State {
 		namespace: namespace, flags: flags, settings: flags,
 		services: map[name]*service{}, named: map[name]bool{}, slices: map[name]*slice{}, of: map[name]map[name]*slice{},
 		routes: map[input.RouteKey]*route{}, pointing: map[string]map[input.RouteKey]bool{}, grants: map[string]map[string]*Grant{},
-		filters: map[name]model.HTTPFilter{}, policies: map[name]*endpointPolicy{}, aimed: map[name]map[name]bool{}, meshes: map[name]*Mesh{}, namespaces: map[string][]input.Override{},
+		filters: map[name]model.HTTPFilter{}, policies: map[name]*endpointPolicy{}, aimed: map[name]map[name]bool{}, chosen: map[name]model.EndpointPolicy{}, meshes: map[name]*Mesh{}, namespaces: map[string][]input.Override{},
 		problems: map[string][]model.Problem{}, objects: map[string]map[name]bool{},
 		unread: NotRead,
 	}
@@ -121,7 +122,8 @@ func (s *State) Whole() input.Batch {
 	settings := s.settings
 	b := input.Batch{
 		Services: make(map[name][]model.Service, len(s.services)), Routes: make(map[input.RouteKey][]model.Route, len(s.routes)),
-		Filters: make(map[name][]model.HTTPFilter, len(s.filters)), Problems: maps.Clone(s.problems), Settings: &settings,
+		Filters: make(map[name][]model.HTTPFilter, len(s.filters)), Policies: make(map[name][]model.EndpointPolicy, len(s.chosen)),
+		Problems: maps.Clone(s.problems), Settings: &settings,
 		Namespaces: maps.Clone(s.namespaces),
 	}
 	if s.unsaid {
@@ -135,6 +137,9 @@ func (s *State) Whole() input.Batch {
 	}
 	for n, f := range s.filters {
 		b.Filters[n] = []model.HTTPFilter{f}
+	}
+	for n, p := range s.chosen {
+		b.Policies[n] = []model.EndpointPolicy{p}
 	}
 	return b
 }
@@ -388,7 +393,7 @@ func (s *State) Set(kind string, u map[string]any) {
 		}
 		s.tell(kind, n, r.Problems)
 	case KindEndpointPolicy:
-		s.setPolicy(n, r.endpointPolicy(o), r.Problems)
+		s.setPolicy(n, r.EndpointPolicy(o), r.Problems)
 	case KindMeshConfig:
 		m := r.MeshConfig(o)
 		switch good := m.Good(s.meshes[n]); {
@@ -554,60 +559,50 @@ func (r *Reader) udpRoute(o Object) {
 	}
 }
 
-// endpointPolicy reads an EndpointPolicy (contract 10.8); nil: it is refused.
-func (r *Reader) endpointPolicy(o Object) *endpointPolicy {
-	var p EndpointPolicy
-	flaws := r.tolerate(o, r.Strict(o, &p))
-	target := name{Namespace: o.Namespace, Name: p.Spec.TargetRef.Name}
-	if t := p.Spec.TargetRef; t.Kind != KindService || t.Group != "" && t.Group != "core" {
-		flaws = append(flaws, Flaw{Reason: fmt.Sprintf("targetRef is a %.100q of group %.100q: name a Service of group \"\"", t.Kind, t.Group)})
-	} else if why := badService(target); why != "" {
-		flaws = append(flaws, Flaw{Reason: "targetRef: " + why})
-	}
-	if r.Refuse(o, flaws, Refused) {
-		return nil
-	}
-	return &endpointPolicy{target: target}
-}
-
 // setPolicy takes an EndpointPolicy, or that there is none. Of those of one Service the
-// first by name stands (contract 10.8).
-func (s *State) setPolicy(n name, p *endpointPolicy, said []Problem) {
+// first by name is in force (contract 10.8).
+func (s *State) setPolicy(n name, p *model.EndpointPolicy, said []Problem) {
 	old := s.policies[n]
 	if old != nil {
-		if delete(s.aimed[old.target], n); len(s.aimed[old.target]) == 0 {
-			delete(s.aimed, old.target)
+		if delete(s.aimed[old.Service], n); len(s.aimed[old.Service]) == 0 {
+			delete(s.aimed, old.Service)
 		}
 		delete(s.policies, n)
 	}
 	if p == nil {
 		s.tell(KindEndpointPolicy, n, said)
 	} else {
-		p.said = said
-		s.policies[n] = p
-		if s.aimed[p.target] == nil {
-			s.aimed[p.target] = map[name]bool{}
+		s.policies[n] = &endpointPolicy{*p, said}
+		if s.aimed[p.Service] == nil {
+			s.aimed[p.Service] = map[name]bool{}
 		}
-		s.aimed[p.target][n] = true
+		s.aimed[p.Service][n] = true
 	}
-	for _, of := range []*endpointPolicy{old, p} {
-		if of != nil {
-			s.judgePolicies(of.target)
-		}
+	if old != nil {
+		s.judgePolicies(old.Service)
+	}
+	if p != nil {
+		s.judgePolicies(p.Service)
 	}
 }
 
 func (s *State) judgePolicies(target name) {
 	mine := slices.Collect(maps.Keys(s.aimed[target]))
 	slices.SortFunc(mine, compareNames)
+	was, had := s.chosen[target]
+	switch {
+	case len(mine) == 0 && had:
+		delete(s.chosen, target)
+		put(&s.batch.Policies, target, nil)
+	case len(mine) > 0 && (!had || was != s.policies[mine[0]].EndpointPolicy):
+		s.chosen[target] = s.policies[mine[0]].EndpointPolicy
+		put(&s.batch.Policies, target, []model.EndpointPolicy{s.chosen[target]})
+	}
 	for _, n := range mine {
-		label := Label(KindEndpointPolicy, n.Namespace, n.Name)
 		said := slices.Clone(s.policies[n].said)
 		if n != mine[0] {
-			said = append(said, Problem{Object: label, Reason: fmt.Sprintf("is not in force: %s is for the same Service and comes first by name; remove one of the two",
-				Label(KindEndpointPolicy, mine[0].Namespace, mine[0].Name))})
-		} else {
-			said = append(said, Problem{Object: label, Reason: "delivery to a Unix socket is not built yet: the pods' ports are delivered over TCP to 127.0.0.1"})
+			said = append(said, Problem{Object: Label(KindEndpointPolicy, n.Namespace, n.Name), Reason: fmt.Sprintf(
+				"is not in force: %s is for the same Service and comes first by name; remove one of the two", Label(KindEndpointPolicy, mine[0].Namespace, mine[0].Name))})
 		}
 		s.tell(KindEndpointPolicy, n, said)
 	}

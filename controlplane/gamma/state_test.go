@@ -378,15 +378,14 @@ func TestRefusedFromTheStart(t *testing.T) {
 }
 
 // What is not carried yet is said of each object, and of EndpointPolicies of one
-// Service which would count (contract 10.8).
+// Service which does not count (contract 10.8).
 func TestInertKinds(t *testing.T) {
 	s := NewState("", input.Settings{})
 	s.put(t, KindUDPRoute, `{metadata: {name: u, namespace: shop}, spec: {parentRefs: [{kind: Service, group: "", name: dns}, {kind: Gateway, name: g}], rules: [{backendRefs: [{name: dns, port: 53}]}]}}`)
 	s.put(t, KindEndpointPolicy, `{metadata: {name: b, namespace: shop}, spec: {targetRef: {kind: Service, name: cart}, udsSocket: app/http.sock}}`)
 	s.put(t, KindEndpointPolicy, `{metadata: {name: a, namespace: shop}, spec: {targetRef: {kind: Service, name: cart}, udsSocket: app/http.sock}}`)
 	s.put(t, KindEndpointPolicy, `{metadata: {name: c, namespace: shop}, spec: {targetRef: {kind: Pod, name: cart}, udsSocket: app/http.sock}}`)
-	const want = `EndpointPolicy shop/a: delivery to a Unix socket is not built yet: the pods' ports are delivered over TCP to 127.0.0.1
-EndpointPolicy shop/b: is not in force: EndpointPolicy shop/a is for the same Service and comes first by name; remove one of the two
+	const want = `EndpointPolicy shop/b: is not in force: EndpointPolicy shop/a is for the same Service and comes first by name; remove one of the two
 EndpointPolicy shop/c: targetRef is a "Pod" of group "": name a Service of group ""; the object is not in force
 UDPRoute shop/u: UDP is not carried yet: the route changes nothing, and datagrams to Service shop/dns go where they would without it`
 	if s.said() != want {
@@ -395,12 +394,63 @@ UDPRoute shop/u: UDP is not carried yet: the route changes nothing, and datagram
 	s.Delete(KindEndpointPolicy, "shop", "a")
 	s.Delete(KindEndpointPolicy, "shop", "c")
 	s.Delete(KindUDPRoute, "shop", "u")
-	if want := "EndpointPolicy shop/b: delivery to a Unix socket is not built yet: the pods' ports are delivered over TCP to 127.0.0.1"; s.said() != want {
-		t.Errorf("said\n%s\nwant\n%s", s.said(), want)
+	if s.said() != "" {
+		t.Errorf("said\n%s\nwant nothing", s.said())
 	}
 	if b := s.Whole(); len(b.Routes)+len(b.Filters)+len(b.Services) != 0 {
 		t.Errorf("%+v", b)
 	}
+}
+
+// Of the EndpointPolicies of a Service the first by name is in force (contract 10.8); each change
+// of it is told, and nothing else.
+func TestEndpointPolicies(t *testing.T) {
+	s := NewState("", input.Settings{})
+	cart := name{Namespace: "shop", Name: "cart"}
+	told := func(step, want string) {
+		t.Helper()
+		b, got := s.Take(), "-"
+		if list, ok := b.Policies[cart]; ok {
+			got = ""
+			for _, p := range list {
+				got += p.Name + " " + p.UDSSocket
+			}
+		}
+		if got != want {
+			t.Errorf("%s: told %q, want %q", step, got, want)
+		}
+	}
+	policy := func(n, target, socket string) {
+		s.put(t, KindEndpointPolicy, `{metadata: {name: `+n+`, namespace: shop}, spec: {targetRef: {kind: Service, name: `+target+`}, udsSocket: "`+socket+`"}}`)
+	}
+	policy("b", "cart", "app/b.sock")
+	told("the only one", "b app/b.sock")
+	policy("c", "cart", "app/c.sock")
+	told("a later one", "-")
+	policy("a", "cart", "app/a.sock")
+	told("an earlier one", "a app/a.sock")
+	policy("a", "cart", "app/a.sock")
+	told("the same again", "-")
+	policy("a", "cart", "app/a2.sock")
+	told("changed", "a app/a2.sock")
+	for _, bad := range []string{"app", "app/", "app/x/y", "app/..", "./x", "app/" + strings.Repeat("x", 61)} {
+		policy("a", "cart", bad)
+		told("refused "+bad, "b app/b.sock")
+		if !strings.Contains(s.said(), "EndpointPolicy shop/a: spec.udsSocket") {
+			t.Errorf("%s: said %s", bad, s.said())
+		}
+		policy("a", "cart", "app/a.sock")
+		told("mended", "a app/a.sock")
+	}
+	policy("a", "other", "app/a.sock")
+	told("of another Service", "b app/b.sock")
+	s.Delete(KindEndpointPolicy, "shop", "b")
+	told("gone", "c app/c.sock")
+	if b := s.Whole(); len(b.Policies) != 2 || b.Policies[cart][0].Name != "c" {
+		t.Errorf("whole: %+v", b.Policies)
+	}
+	s.Delete(KindEndpointPolicy, "shop", "c")
+	told("all gone", "")
 }
 
 // Case 171 over the API: a bad rule is refused, its neighbours and the other routes work.

@@ -31,6 +31,8 @@ type Batch struct {
 	Routes   map[RouteKey][]model.Route
 	// Filters are the HTTPFilter objects of a namespace and name.
 	Filters map[model.ServiceName][]model.HTTPFilter
+	// Policies are the EndpointPolicies in force for a service's pods: one, or none.
+	Policies map[model.ServiceName][]model.EndpointPolicy
 	// Catalog are the names that exist in the mesh, whether or not their rows are here.
 	Catalog map[model.ServiceName]bool
 	// Workloads are pods of this node by ContainerID: one each, or none.
@@ -55,7 +57,7 @@ type Batch struct {
 
 // Empty reports whether b says nothing.
 func (b *Batch) Empty() bool {
-	return len(b.Endpoints) == 0 && len(b.Services) == 0 && len(b.Routes) == 0 && len(b.Filters) == 0 && len(b.Catalog) == 0 &&
+	return len(b.Endpoints) == 0 && len(b.Services) == 0 && len(b.Routes) == 0 && len(b.Filters) == 0 && len(b.Policies) == 0 && len(b.Catalog) == 0 &&
 		len(b.Workloads) == 0 && len(b.Retained) == 0 && len(b.Problems) == 0 && len(b.Namespaces) == 0 && b.Settings == nil && b.Locality == nil
 }
 

@@ -13,7 +13,8 @@ func Whole(m *model.Mesh, problems []model.Problem, base Settings) Batch {
 	b := Batch{
 		Endpoints: map[model.ServiceName][]model.Endpoint{}, Services: map[model.ServiceName][]model.Service{},
 		Routes: map[RouteKey][]model.Route{}, Filters: map[model.ServiceName][]model.HTTPFilter{},
-		Catalog: map[model.ServiceName]bool{}, Workloads: map[string][]model.Workload{},
+		Policies: map[model.ServiceName][]model.EndpointPolicy{},
+		Catalog:  map[model.ServiceName]bool{}, Workloads: map[string][]model.Workload{},
 		Retained: map[model.ServiceName][]model.Retained{}, Problems: map[string][]model.Problem{},
 		Locality: &Locality{m.Region, m.Zone},
 	}
@@ -30,6 +31,9 @@ func Whole(m *model.Mesh, problems []model.Problem, base Settings) Batch {
 	for _, f := range m.Filters {
 		k := model.ServiceName{Namespace: f.Namespace, Name: f.Name}
 		b.Filters[k] = append(b.Filters[k], f)
+	}
+	for _, p := range m.Policies {
+		b.Policies[p.Service] = append(b.Policies[p.Service], p)
 	}
 	for _, n := range m.Catalog {
 		b.Catalog[n] = true
@@ -55,7 +59,7 @@ func Whole(m *model.Mesh, problems []model.Problem, base Settings) Batch {
 func (b *Batch) Diff(next *Batch, base Settings) Batch {
 	out := Batch{
 		Endpoints: changes(b.Endpoints, next.Endpoints), Services: changes(b.Services, next.Services),
-		Routes: changes(b.Routes, next.Routes), Filters: changes(b.Filters, next.Filters),
+		Routes: changes(b.Routes, next.Routes), Filters: changes(b.Filters, next.Filters), Policies: changes(b.Policies, next.Policies),
 		Catalog: changes(b.Catalog, next.Catalog), Workloads: changes(b.Workloads, next.Workloads),
 		Retained: changes(b.Retained, next.Retained), Problems: changes(b.Problems, next.Problems),
 		Namespaces: changes(b.Namespaces, next.Namespaces),
@@ -93,6 +97,7 @@ func (b *Batch) Add(o *Batch) {
 	add(&b.Services, o.Services)
 	add(&b.Routes, o.Routes)
 	add(&b.Filters, o.Filters)
+	add(&b.Policies, o.Policies)
 	add(&b.Catalog, o.Catalog)
 	add(&b.Workloads, o.Workloads)
 	add(&b.Retained, o.Retained)

@@ -413,9 +413,26 @@ spec:
 	})
 	t.Run("EndpointPolicy", func(t *testing.T) {
 		s.apply(t, fill("EndpointPolicy NS/e\nspec: {targetRef: {kind: Service, name: cart}, udsSocket: app/http.sock}"))
-		got.wait(t, "said", problem(fill("EndpointPolicy NS/e"), "Unix socket is not built yet"))
+		is := func(want string) func(*input.Batch, input.Status) string {
+			return func(b *input.Batch, _ input.Status) string {
+				have := ""
+				for _, p := range b.Policies[model.ServiceName{Namespace: ns, Name: "cart"}] {
+					have += p.Name + " " + p.UDSSocket
+				}
+				if have != want {
+					return fmt.Sprintf("in force is %q", have)
+				}
+				return ""
+			}
+		}
+		got.wait(t, "in force", is("e app/http.sock"))
+		s.apply(t, fill("EndpointPolicy NS/d\nspec: {targetRef: {kind: Service, name: cart}, udsSocket: app/d.sock}"))
+		got.wait(t, "the first by name", is("d app/d.sock"))
+		got.wait(t, "and the other is told", problem(fill("EndpointPolicy NS/e"), fill("EndpointPolicy NS/d is for the same Service and comes first by name")))
+		s.delete(t, "EndpointPolicy", ns, "d")
+		got.wait(t, "the other again", is("e app/http.sock"))
 		s.delete(t, "EndpointPolicy", ns, "e")
-		got.wait(t, "taken back", problem(fill("EndpointPolicy NS/e"), ""))
+		got.wait(t, "gone", is(""))
 	})
 	t.Run("admission", func(t *testing.T) { admission(t, s, ns) })
 	t.Run("a status written is no change", func(t *testing.T) {
@@ -644,6 +661,9 @@ func admission(t *testing.T, s *server, ns string) {
 		{"EndpointPolicy", "x", "{targetRef: {kind: Pod, name: cart}, udsSocket: a/b}", "the target must be a Service"},
 		{"EndpointPolicy", "x", "{targetRef: {kind: Service, name: cart}, udsSocket: a/b/c}", "write <volume>/<file>"},
 		{"EndpointPolicy", "x", "{targetRef: {kind: Service, name: cart}, udsSocket: " + strings.Repeat("a", 65) + "/b}", "Too long"},
+		{"EndpointPolicy", "x", "{targetRef: {kind: Service, name: cart}, udsSocket: app/" + strings.Repeat("a", 55) + "}", "54 bytes at most"},
+		{"EndpointPolicy", "x", "{targetRef: {kind: Service, name: cart}, udsSocket: app/..}", "plain names"},
+		{"EndpointPolicy", "x", "{targetRef: {kind: Service, name: cart}, udsSocket: ./app}", "plain names"},
 		{"MeshConfig", "other", "{}", "its name is default"},
 		{"MeshConfig", "default", "{routeSemantics: Both}", `supported values: "Aether", "GatewayAPI"`},
 		{"MeshConfig", "default", "{hopSource: host}", `supported values: "pod", "node"`},
@@ -654,6 +674,7 @@ func admission(t *testing.T, s *server, ns string) {
 		{"HTTPFilter", "good-2", "{scope: SCOPE_CHAIN, targetRefs: [{kind: Service, group: '', name: cart}], extAuthz: {contextExtensions: {a: b}, disableRequestBodyBuffering: true}}", ""},
 		{"HTTPFilter", "good-3", "{headerToMetadata: {rules: [{header: X-V, metadataKey: v, metadataNamespace: other}]}}", ""},
 		{"EndpointPolicy", "good", "{targetRef: {kind: Service, name: cart}, udsSocket: app/http.sock}", ""},
+		{"EndpointPolicy", "good-2", "{targetRef: {kind: Service, name: cart}, udsSocket: .app/..." + strings.Repeat("a", 51) + "}", ""},
 		{"MeshConfig", "default", "{routeSemantics: Aether, sameNode: mTLS, hopSource: pod, proxy: {traceSampleRate: 1}}", ""},
 	} {
 		err := s.try(t, fmt.Sprintf("%s %s/%s\nspec: %s", tt.kind, ns, tt.name, tt.spec))

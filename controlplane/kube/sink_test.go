@@ -33,7 +33,7 @@ func newSink() *sink { return &sink{changed: make(chan struct{}), sum: empty()} 
 
 func empty() input.Batch {
 	return input.Batch{Services: map[model.ServiceName][]model.Service{}, Routes: map[input.RouteKey][]model.Route{},
-		Filters: map[model.ServiceName][]model.HTTPFilter{}, Problems: map[string][]model.Problem{}, Namespaces: map[string][]input.Override{}}
+		Filters: map[model.ServiceName][]model.HTTPFilter{}, Policies: map[model.ServiceName][]model.EndpointPolicy{}, Problems: map[string][]model.Problem{}, Namespaces: map[string][]input.Override{}}
 }
 
 func (s *sink) Replace(b input.Batch) {
@@ -59,6 +59,7 @@ func (s *sink) addLocked(b input.Batch) {
 	merge(s.sum.Services, b.Services)
 	merge(s.sum.Routes, b.Routes)
 	merge(s.sum.Filters, b.Filters)
+	merge(s.sum.Policies, b.Policies)
 	merge(s.sum.Problems, b.Problems)
 	merge(s.sum.Namespaces, b.Namespaces)
 	if b.Settings != nil {

@@ -44,6 +44,7 @@ type Source struct {
 	Services  [][]model.Service
 	Routes    [][]model.Route
 	Filters   [][]model.HTTPFilter
+	Policies  [][]model.EndpointPolicy
 	Catalog   []model.ServiceName
 	Retained  [][]model.Retained
 	Settings  *input.Settings // nil: it said nothing of them

@@ -46,6 +46,9 @@ func state(r *rand.Rand) *State {
 		for _, v := range b.Filters {
 			src.Filters = append(src.Filters, v)
 		}
+		for _, v := range b.Policies {
+			src.Policies = append(src.Policies, v)
+		}
 		for _, v := range b.Retained {
 			src.Retained = append(src.Retained, v)
 		}

@@ -64,7 +64,15 @@ type Pod struct {
 	IPs         []netip.Addr      `json:"ips"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
-	Terminating bool              `json:"terminating,omitempty"` // its deletion timestamp is set
+	// Volumes of its spec; nil: whoever told of it does not know them (decision 035).
+	Volumes     []Volume `json:"volumes,omitzero"`
+	Terminating bool     `json:"terminating,omitempty"` // its deletion timestamp is set
+}
+
+// Volume is a volume that a pod declares.
+type Volume struct {
+	Name   string `json:"name"`
+	Driver string `json:"csi_driver,omitempty"` // of an inline csi volume; empty: it is of another kind
 }
 
 // Place is where this node is.
@@ -350,8 +358,21 @@ func (l *Pods) read(p *pod) error {
 		Namespace: r.Namespace, Name: r.Name, Account: account, ContainerID: r.ContainerID, NetNS: r.NetNS, IPs: r.IPs,
 		SPIFFEID: p.id, DefaultPort: meta.DefaultPort, Ports: meta.Ports, Upstreams: meta.Upstreams,
 		Capture: model.Capture{RedirectAll: capture.RedirectAll, ExcludePorts: capture.ExcludePorts, ExcludeRanges: capture.ExcludeRanges},
+		UID:     r.UID, Volumes: volumesOf(r.Volumes), UDSSocket: meta.UDSSocket,
 	}
 	return nil
+}
+
+// volumesOf keeps it that none are known.
+func volumesOf(in []Volume) []model.Volume {
+	if in == nil {
+		return nil
+	}
+	out := make([]model.Volume, len(in))
+	for i, v := range in {
+		out[i] = model.Volume(v)
+	}
+	return out
 }
 
 // describe is p's row, but for its health. The error is of what nobody would take
@@ -385,9 +406,6 @@ func (p *pod) problems() []model.Problem {
 	}
 	for _, n := range p.meta.Notes {
 		say("annotation %s: %q: %s", n.Key, n.Value, n.Reason)
-	}
-	if p.meta.UDSSocket != "" {
-		say("annotation %s: delivery to a Unix socket is not built yet: the pod's ports are delivered, and probed, over TCP to 127.0.0.1", endpointmeta.KeyUDSSocket)
 	}
 	_, bad := rules.ParseAnnotations(p.rec.Annotations, false)
 	for _, b := range bad {

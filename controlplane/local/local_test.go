@@ -240,7 +240,7 @@ func TestAdd(t *testing.T) {
 	})
 	t.Run("annotations that degrade are problems", func(t *testing.T) {
 		inWorld(t, nil, func(w *world) {
-			w.add(cart(1, "endpoint.aether.io/uds-socket", "a/b", "config.aether.io/upstream", "x", "capture.aether.io/exclude-outbound-ports", "http"))
+			w.add(cart(1, "endpoint.aether.io/uds-socket", "a", "config.aether.io/upstream", "x", "capture.aether.io/exclude-outbound-ports", "http"))
 			if got := len(w.problems["pod c1"]); got != 3 {
 				t.Errorf("%d problems: %v", got, w.problems)
 			}

@@ -19,6 +19,7 @@ import (
 const (
 	maxRecord    = 1 << 20 // of a pod's file: Kubernetes allows 256 KiB of annotations
 	maxContainer = 128     // of a container ID: it is a file's name
+	maxVolumes   = 4096    // of a pod: an object of Kubernetes has no room for more
 
 	recordVersion = 1
 	recordSuffix  = ".json"
@@ -80,6 +81,9 @@ func (p *Pod) check() error {
 	}
 	if !filepath.IsAbs(p.NetNS) || strings.ContainsRune(p.NetNS, 0) {
 		return fmt.Errorf("network_namespace %.80q is no absolute path", p.NetNS)
+	}
+	if len(p.Volumes) > maxVolumes {
+		return fmt.Errorf("volumes are %d, and a pod has %d at most", len(p.Volumes), maxVolumes)
 	}
 	for _, ip := range p.IPs {
 		if !ip.IsValid() || ip.IsUnspecified() || ip.IsMulticast() || ip.Zone() != "" {
