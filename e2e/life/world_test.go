@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -44,11 +45,13 @@ type cluster struct {
 	ctx      context.Context
 	wg       *sync.WaitGroup
 
-	mu   sync.Mutex
-	rows map[rowKey]*registrypb.ServiceEndpoint
-	away bool                   // the registry can be neither written nor listed
-	news map[chan struct{}]bool // a place each
-	n    int                    // containers made
+	mu       sync.Mutex
+	rows     map[rowKey]*registrypb.ServiceEndpoint
+	policies []model.EndpointPolicy
+	udsDir   string                 // of pods' Unix sockets; empty: none has one
+	away     bool                   // the registry can be neither written nor listed
+	news     map[chan struct{}]bool // a place each
+	n        int                    // containers made
 }
 
 var errAway = errors.New("no registrar")
@@ -200,13 +203,17 @@ func (n *node) follow(ctx context.Context) error {
 			}
 			m.Endpoints = append(m.Endpoints, row)
 		}
+		m.Policies = slices.Clone(n.c.policies)
+		udsDir := n.c.udsDir
 		n.c.mu.Unlock()
 		n.mu.Lock()
 		for _, w := range n.work {
 			m.Workloads = append(m.Workloads, w)
 		}
 		n.mu.Unlock()
-		snap, problems := compile.Compile(m)
+		x := compile.NewIndex(m)
+		x.SetUDSDir(udsDir)
+		snap, problems := x.Update()
 		for _, p := range problems {
 			n.c.t.Errorf("%s: %s", p.Object, p.Reason)
 		}
@@ -320,12 +327,20 @@ type pod struct {
 // the application. serve nil: it has none.
 func (c *cluster) pod(n *node, service string, serve http.Handler) *pod {
 	c.t.Helper()
+	return c.podOf(n, service, serve, nil)
+}
+
+// podOf is pod with further annotations.
+func (c *cluster) podOf(n *node, service string, serve http.Handler, further map[string]string) *pod {
+	c.t.Helper()
+	annotations := map[string]string{"endpoint.aether.io/health-path": "/healthz"}
+	maps.Copy(annotations, further)
 	c.n++
 	p := &pod{name: fmt.Sprintf("%s-%d", service, c.n), service: service, container: fmt.Sprintf("c%d", c.n), node: n, net: c.router.Pod(c.t)}
 	r, err := n.life.Add(c.ctx, local.Pod{
 		Namespace: "shop", Name: p.name, UID: "uid-" + p.container, Account: service, ContainerID: p.container, NetNS: p.net.NS.Path(),
 		IPs: []netip.Addr{p.net.IP}, Labels: map[string]string{"aether.io/managed": "true"},
-		Annotations: map[string]string{"endpoint.aether.io/health-path": "/healthz"},
+		Annotations: annotations,
 	})
 	if err != nil || r != local.Success {
 		c.t.Fatalf("add %s: %v, %v", p.name, r, err)

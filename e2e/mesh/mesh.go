@@ -92,7 +92,8 @@ type Pod struct {
 	Account     string // empty: the pod's name
 	Ports       string // endpoint.aether.io/ports
 	Annotations map[string]string
-	NoSVID      bool // no certificate is made for it (the mesh's authority only)
+	Volumes     map[string]string // rig.PodManifest's
+	NoSVID      bool              // no certificate is made for it (the mesh's authority only)
 	// Prepare, if not nil, is called before the pod's document is written: applications
 	// that it starts are there before the first request can be.
 	Prepare func(*rig.Pod) error
@@ -120,7 +121,7 @@ func (m *Mesh) AddPod(ctx context.Context, p Pod) (*rig.Pod, error) {
 		}
 	}
 	yaml := rig.PodYAML(pod, rig.PodManifest{
-		Namespace: p.Namespace, Account: p.Account, Ports: p.Ports, Annotations: p.Annotations,
+		Namespace: p.Namespace, Account: p.Account, Ports: p.Ports, Annotations: p.Annotations, Volumes: p.Volumes,
 	})
 	m.mu.Lock()
 	m.documents[p.Name] = yaml

@@ -18,6 +18,7 @@ type PodManifest struct {
 	Ports       string            // annotation endpoint.aether.io/ports ("8080,9000=tcp"); empty: none
 	Annotations map[string]string // further ones; they win
 	Labels      map[string]string // further ones; they win
+	Volumes     map[string]string // by name, the driver of an inline csi volume; empty: an emptyDir. nil: none is spoken of
 }
 
 // PodYAML is the Kubernetes document of the pod as the proxy's file source reads
@@ -36,16 +37,24 @@ func PodYAML(p *Pod, m PodManifest) string {
 	for _, ip := range p.IPs() {
 		ips = append(ips, map[string]string{"ip": ip.String()})
 	}
+	var volumes []map[string]any
+	for name, driver := range m.Volumes {
+		v := map[string]any{"name": name, "emptyDir": map[string]any{}}
+		if driver != "" {
+			v = map[string]any{"name": name, "csi": map[string]any{"driver": driver}}
+		}
+		volumes = append(volumes, v)
+	}
 	ns := cmp.Or(m.Namespace, "demo")
 	return document(map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{
-			"namespace": ns, "name": p.Name, "uid": uid("Pod", ns, p.NSName()),
+			"namespace": ns, "name": p.Name, "uid": p.UID(ns),
 			"labels": labels, "annotations": ann,
 		},
 		"spec": map[string]any{
 			"serviceAccountName": cmp.Or(m.Account, p.Name), "nodeName": p.Node.Name,
-			"containers": []map[string]any{{"name": "app", "image": "rig"}},
+			"containers": []map[string]any{{"name": "app", "image": "rig"}}, "volumes": volumes,
 		},
 		"status": map[string]any{
 			"phase": "Running", "hostIP": p.Node.IP4.String(), "podIP": p.IP4.String(), "podIPs": ips,
@@ -53,6 +62,9 @@ func PodYAML(p *Pod, m PodManifest) string {
 		},
 	})
 }
+
+// UID is what PodYAML says is the pod's in a namespace of Kubernetes.
+func (p *Pod) UID(namespace string) string { return uid("Pod", namespace, p.NSName()) }
 
 // ServiceManifest of ServiceYAML.
 type ServiceManifest struct {
