@@ -98,8 +98,8 @@ func (m *udsMesh) policy(service, socket string) {
 // oneForAll is an application that takes whatever comes at one Unix socket: raw TCP that begins with
 // RAW, which it sends back, and HTTP/1.1 and h2c, which it answers with its name and what it was asked.
 type oneForAll struct {
-	conns, requests atomic.Int64
-	queue           chan net.Conn
+	conns atomic.Int64
+	queue chan net.Conn
 	net.Listener
 	srv  *http.Server
 	done sync.WaitGroup
@@ -113,7 +113,17 @@ func (m *udsMesh) serve(path, name string) *oneForAll {
 	}
 	a := &oneForAll{Listener: l, queue: make(chan net.Conn)}
 	a.srv = &http.Server{Protocols: new(http.Protocols), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		a.requests.Add(1)
+		if r.Header.Get("Upgrade") == "echo" {
+			c, rw, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				m.t.Error(err)
+				return
+			}
+			defer c.Close()
+			io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+			io.Copy(c, rw)
+			return
+		}
 		b, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s HTTP/%d %s %d %s", name, r.ProtoMajor, r.Host, len(b), r.Header.Get("X-Forwarded-Client-Cert"))
 	})}
@@ -262,6 +272,19 @@ func TestUDS(t *testing.T) {
 		}
 		if conns := m.admin(1, "/connections"); !strings.Contains(conns, "unix:ann.sock") {
 			t.Errorf("no connection is shown with its socket:\n%s", conns)
+		}
+	})
+
+	t.Run("an upgrade", func(t *testing.T) {
+		c := dial(t, ctx, client, annAt(8080))
+		say(t, c, "GET /chat HTTP/1.1\r\nHost: ann\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		r := bufio.NewReader(c)
+		if head, err := readHead(r); err != nil || !strings.HasPrefix(head, "HTTP/1.1 101 ") {
+			t.Fatalf("%q, %v", head, err)
+		}
+		say(t, c, "ping\n")
+		if got, err := r.ReadString('\n'); got != "ping\n" {
+			t.Errorf("%q, %v", got, err)
 		}
 	})
 
