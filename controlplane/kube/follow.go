@@ -28,6 +28,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"aether/controlplane/gamma"
+	"aether/controlplane/kube/follow"
 )
 
 const (
@@ -254,7 +255,7 @@ func (s *Source) reflect(ctx context.Context, k *kind, lw *cache.ListWatch, to c
 	}
 	quiet := klog.New(nil) // fared says it, once
 	return cache.NewReflectorWithOptions(noted, nil, to, cache.ReflectorOptions{
-		Name: k.kind, TypeDescription: k.kind, Logger: &quiet,
+		Name: k.kind, TypeDescription: k.kind, Logger: &quiet, Clock: follow.Clock(ctx),
 		Backoff: &wait.Backoff{Duration: retryMin, Factor: 2, Jitter: 1, Cap: retryMax / 2, Steps: 8}, // up to twice that
 	}).ListAndWatchWithContext(klog.NewContext(ctx, quiet))
 }

@@ -382,6 +382,9 @@ var bounds = []bound{
 
 	{"controlplane/endpointmeta", "maxUDSPath", "bytes of the path of a pod's Unix socket", "the pod is delivered to over TCP; reported"},
 
+	{"controlplane/kube/follow", "retryMin", "time", "what failed is tried again after it, or up to twice as late, each time after twice as long"},
+	{"controlplane/kube/follow", "retryMax", "time", "no wait between tries is longer"},
+
 	{"controlplane/local", "maxPods", "pods of a node", "a further one's add fails, and its pod does not start; further records are not read, and named"},
 	{"controlplane/local", "maxRecord", "bytes of a pod's record", "the pod's add fails; such a file is set aside"},
 	{"controlplane/local", "maxContainer", "bytes of a container ID", "the pod's add fails"},

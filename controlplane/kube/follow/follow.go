@@ -3,7 +3,7 @@
 //
 //   - First all there is, then changes in order; after an interruption that hides some,
 //     all there is again. The API server is asked again by itself, after a wait of 0.8 to
-//     30 s with jitter.
+//     30 s with jitter that grows with each failure, and begins anew after two minutes without one.
 //   - Of an object only what the caller makes of it is kept, and not for longer than it takes to hand it over.
 //   - What happens to the connection is told, not logged.
 //
@@ -13,12 +13,21 @@ package follow
 import (
 	"context"
 	"fmt"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	kubewatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// retryMin and retryMax are between tries of what failed, the jitter included.
+const (
+	retryMin = 800 * time.Millisecond
+	retryMax = 30 * time.Second
 )
 
 // Kind is a kind of objects, and how to ask for them.
@@ -27,6 +36,8 @@ type Kind struct {
 	Example runtime.Object // of the type that List and Watch give
 	List    func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	Watch   func(context.Context, metav1.ListOptions) (kubewatch.Interface, error)
+	// Retry is the wait between tries of what failed; the zero value: 0.8 to 30 s.
+	Retry wait.Backoff
 }
 
 // Op is what News says of its objects.
@@ -68,8 +79,33 @@ func Objects[O metav1.Object](ctx context.Context, k Kind, keep func(runtime.Obj
 		},
 	}
 	quiet := klog.New(nil) // the client's own lines would say again what is told
-	r := cache.NewReflectorWithOptions(lw, k.Example, f, cache.ReflectorOptions{Logger: &quiet, Name: k.Name})
+	retry := k.Retry
+	if retry == (wait.Backoff{}) { // the client's own ends at 60 s
+		retry = wait.Backoff{Duration: retryMin, Factor: 2, Jitter: 1, Cap: retryMax / 2, Steps: 8} // up to twice that
+	}
+	r := cache.NewReflectorWithOptions(lw, k.Example, f, cache.ReflectorOptions{Logger: &quiet, Name: k.Name, Backoff: &retry, Clock: Clock(ctx)})
 	r.RunWithContext(klog.NewContext(ctx, quiet))
+}
+
+// Clock is the real one, but that a wait for After ends with ctx: between two tries of a
+// streamed listing the client's reflector waits for nothing else, up to its longest
+// backoff. For ReflectorOptions.
+func Clock(ctx context.Context) clock.Clock { return ending{ctx: ctx} }
+
+type ending struct {
+	clock.RealClock
+	ctx context.Context
+}
+
+// After is a clock.Clock's.
+func (c ending) After(d time.Duration) <-chan time.Time {
+	over := make(chan time.Time, 1)
+	ctx, cancel := context.WithTimeout(c.ctx, d)
+	context.AfterFunc(ctx, func() {
+		cancel()
+		over <- time.Now()
+	})
+	return over
 }
 
 // follower is what the client's reflector fills: a cache.ReflectorStore that keeps nothing.
