@@ -17,6 +17,9 @@ RELAYS       ?= 6000
 CUTS         ?= 50000
 # How long soak-blocking takes.
 SOAK         ?= 1h
+# Rounds of soak-converge, and how long soak-away keeps the API server away.
+ROUNDS       ?= 60
+AWAY         ?= 3m
 
 START := $(shell date +%s)
 
@@ -96,6 +99,14 @@ relays: setup ## Open RELAYS raw-TCP relays at once (6000; the tests: 1,500) and
 .PHONY: soak-retry
 soak-retry: ## Cut requests and connections anywhere, CUTS times (50000), and see none doubled or lost; SEED repeats a run
 	go test -race -count=1 -timeout 0 -v ./dataplane -run '^TestCuts$$' -cuts $(CUTS) -cuts-seed $(SEED)
+
+.PHONY: soak-converge
+soak-converge: ## Hold nodes over a real API server against what contract 9.6 says, in ROUNDS random histories (60; the tests: 3); SEED repeats a run
+	go test -race -count=1 -timeout 0 -v ./controlplane/kubestore -run '^TestConvergence$$' -converge $(ROUNDS) -converge-seed $(SEED)
+
+.PHONY: soak-away
+soak-away: setup ## Keep the API server away for AWAY (3m; the tests: seconds), three times, under traffic (root)
+	go test -race -count=1 -timeout 0 -v ./e2e/faults -run '^TestKubernetesFaults$$' -away $(AWAY)
 
 .PHONY: soak-blocking
 soak-blocking: setup ## Hold --blocking adapt against safe for SOAK (1h), with the collector at work and the machine busy (root)

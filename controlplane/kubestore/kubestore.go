@@ -26,6 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	kubewatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 
@@ -51,6 +52,7 @@ type Config struct {
 // Store is a registry.Store. Make it with New. Safe for concurrent use.
 type Store struct {
 	cfg      Config
+	retry    wait.Backoff // see follow.Kind; tests have another one
 	pods     atomic.Int64
 	rows     atomic.Int64
 	watching atomic.Int64
@@ -106,8 +108,8 @@ func (s *Store) Watch(ctx context.Context, on func(registry.Change), report func
 	ctx, cancel := context.WithCancel(ctx)
 	podNews, nodeNews := make(chan follow.News[*pod]), make(chan follow.News[*node])
 	var all sync.WaitGroup
-	all.Go(func() { follow.Objects(ctx, pods(s.cfg.Client), s.pod, sender(ctx, podNews)) })
-	all.Go(func() { follow.Objects(ctx, nodes(s.cfg.Client), nodeOf, sender(ctx, nodeNews)) })
+	all.Go(func() { follow.Objects(ctx, s.podKind(), s.pod, sender(ctx, podNews)) })
+	all.Go(func() { follow.Objects(ctx, s.nodeKind(), nodeOf, sender(ctx, nodeNews)) })
 	defer all.Wait()
 	defer cancel()
 
@@ -137,14 +139,15 @@ func sender[N any](ctx context.Context, to chan<- N) func(N) {
 	}
 }
 
-// pods are those that may have a row: the API server leaves out the rest.
-func pods(c kubernetes.Interface) follow.Kind {
+// podKind are the pods that may have a row: the API server leaves out the rest.
+func (s *Store) podKind() follow.Kind {
+	c := s.cfg.Client
 	pick := func(o metav1.ListOptions) metav1.ListOptions {
 		o.LabelSelector, o.FieldSelector = ManagedLabel+"=true", "status.phase="+string(corev1.PodRunning)
 		return o
 	}
 	return follow.Kind{
-		Name: "pods", Example: &corev1.Pod{},
+		Name: "pods", Example: &corev1.Pod{}, Retry: s.retry,
 		List: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			return c.CoreV1().Pods(metav1.NamespaceAll).List(ctx, pick(o))
 		},
@@ -154,9 +157,10 @@ func pods(c kubernetes.Interface) follow.Kind {
 	}
 }
 
-func nodes(c kubernetes.Interface) follow.Kind {
+func (s *Store) nodeKind() follow.Kind {
+	c := s.cfg.Client
 	return follow.Kind{
-		Name: "nodes", Example: &corev1.Node{},
+		Name: "nodes", Example: &corev1.Node{}, Retry: s.retry,
 		List: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			return c.CoreV1().Nodes().List(ctx, o)
 		},
