@@ -53,7 +53,9 @@ type Mesh struct {
 	proxies         []*rig.Proc // by node; nil: not running
 	pods            map[string]*rig.Pod
 	documents       map[string]string // of pods, by their names, until RemovePod
+	namespaces      map[string]string // of pods, by their names
 	etcd, registrar *rig.Proc
+	api             *apiServer // nil: none has run
 	mark            int
 	stops           []func()
 }
@@ -71,12 +73,12 @@ func New(ctx context.Context, o Options) (*Mesh, error) {
 	}
 	m := &Mesh{
 		Rig: r, o: o, config: filepath.Join(r.Dir, "config"), certs: filepath.Join(r.Dir, "certs"),
-		proxies: make([]*rig.Proc, len(r.Nodes)), pods: map[string]*rig.Pod{}, documents: map[string]string{},
+		proxies: make([]*rig.Proc, len(r.Nodes)), pods: map[string]*rig.Pod{}, documents: map[string]string{}, namespaces: map[string]string{},
 	}
 	if m.ca, err = rig.NewCA(o.TrustDomain); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	for _, d := range []string{m.config, m.certs} {
+	for _, d := range []string{m.config, m.certs, m.LastGoodDir()} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return nil, errors.Join(fmt.Errorf("mesh: %w", err), m.Close())
 		}
@@ -124,9 +126,12 @@ func (m *Mesh) AddPod(ctx context.Context, p Pod) (*rig.Pod, error) {
 		Namespace: p.Namespace, Account: p.Account, Ports: p.Ports, Annotations: p.Annotations, Volumes: p.Volumes,
 	})
 	m.mu.Lock()
-	m.documents[p.Name] = yaml
+	m.documents[p.Name], m.namespaces[p.Name] = yaml, p.Namespace
 	m.mu.Unlock()
-	return pod, m.Write("pod-"+p.Name, yaml)
+	if err := m.Write("pod-"+p.Name, yaml); err != nil {
+		return nil, err
+	}
+	return pod, m.createObject(ctx, pod, p, yaml)
 }
 
 // Pod is the pod of that name that AddPod made; it panics when there is none.

@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -22,7 +23,15 @@ import (
 // of the pods (Options.DevCA).
 type Registry struct {
 	Etcd, Registrar string // paths
-	LastGood        bool   // the proxies keep their last good state on disk
+	// APIServer is the path of a kube-apiserver, which runs over that etcd, on the first node
+	// as well. Pods are then objects there, too, of which the registrar makes its rows
+	// (--store kubernetes); it keeps their Services there, which proxies read, and routes
+	// (--kubeconfig). See API. Empty: there is none, and rows are kept in etcd.
+	APIServer string
+	LastGood  bool // the proxies keep their last good state on disk
+	// EtcdURL is where the registrar is told that etcd is, for what stands between the two.
+	// Empty: it finds etcd itself.
+	EtcdURL string
 }
 
 const (
@@ -39,10 +48,16 @@ func (m *Mesh) proxyArgs(node *rig.Node) []string {
 	}
 	args := []string{"--registrar", net.JoinHostPort(m.Rig.Nodes[0].IP4.String(), registrarPort), "--state-dir", filepath.Join(m.Rig.Dir, "state")}
 	if r.LastGood {
-		args = append(args, "--last-good", filepath.Join(m.Rig.Dir, "last-good-"+node.Name))
+		args = append(args, "--last-good", filepath.Join(m.LastGoodDir(), node.Name))
+	}
+	if r.APIServer != "" {
+		args = append(args, "--kubeconfig", m.kubeconfig())
 	}
 	return args
 }
+
+// LastGoodDir is where the proxies keep their last good states, a file a node.
+func (m *Mesh) LastGoodDir() string { return filepath.Join(m.Rig.Dir, "last-good") }
 
 // StartEtcd runs etcd, with the data that it had, and returns once it serves.
 func (m *Mesh) StartEtcd(ctx context.Context) error {
@@ -64,9 +79,13 @@ func (m *Mesh) StartEtcd(ctx context.Context) error {
 
 // StartRegistrar runs the registrar; AwaitRegistrar waits for it.
 func (m *Mesh) StartRegistrar() error {
-	args := append([]string{
-		m.o.Registry.Registrar, "--etcd-endpoints", etcdURL, "--listen", ":" + registrarPort, "--trust-domain", m.o.TrustDomain, "--drain-time", drain,
-	}, m.identityArgs()...)
+	args := []string{m.o.Registry.Registrar, "--listen", ":" + registrarPort, "--trust-domain", m.o.TrustDomain, "--drain-time", drain}
+	args = append(args, m.identityArgs()...)
+	if m.o.Registry.APIServer != "" {
+		args = append(args, "--store", "kubernetes", "--kubeconfig", m.kubeconfig())
+	} else {
+		args = append(args, "--etcd-endpoints", cmp.Or(m.o.Registry.EtcdURL, etcdURL))
+	}
 	p, err := m.Rig.StartProcess(&m.Rig.Nodes[0].Space, "registrar", args...)
 	if err != nil {
 		return err
@@ -100,8 +119,15 @@ func (m *Mesh) Registrar() *rig.Proc {
 }
 
 func (m *Mesh) startRegistry(ctx context.Context) error {
-	if err := m.StartEtcd(ctx); err != nil {
-		return err
+	if m.Etcd() == nil {
+		if err := m.StartEtcd(ctx); err != nil {
+			return err
+		}
+	}
+	if m.o.Registry.APIServer != "" && m.APIServer() == nil {
+		if err := m.StartAPIServer(ctx); err != nil {
+			return err
+		}
 	}
 	if !m.o.DevCA { // the registrar's own, and the nodes'
 		for _, account := range []string{"aether-registrar", "aether-agent"} {
@@ -167,6 +193,35 @@ func (m *Mesh) Rows(ctx context.Context) ([]Row, error) {
 		rows = append(rows, Row{at[0] + "/" + at[2], at[4], at[6], h})
 	}
 	return rows, nil
+}
+
+// Compact has etcd forget its history up to now: a watch that would go on from before is
+// refused.
+func (m *Mesh) Compact(ctx context.Context) error {
+	b, err := m.ask(ctx, http.MethodPost, etcdURL+"/v3/kv/range", []byte(`{"key":"AA=="}`))
+	if err != nil {
+		return err
+	}
+	var now struct{ Header struct{ Revision string } }
+	if err := json.Unmarshal(b, &now); err != nil {
+		return fmt.Errorf("etcd's answer: %w: %.200s", err, b)
+	}
+	_, err = m.ask(ctx, http.MethodPost, etcdURL+"/v3/kv/compaction", fmt.Appendf(nil, `{"revision":%q}`, now.Header.Revision))
+	return err
+}
+
+// PutKey writes a key into etcd, as a registrar of elsewhere would; a nil value takes it out.
+func (m *Mesh) PutKey(ctx context.Context, key string, value []byte) error {
+	what, question := "put", map[string][]byte{"key": []byte(key), "value": value}
+	if value == nil {
+		what, question = "deleterange", map[string][]byte{"key": []byte(key)}
+	}
+	b, err := json.Marshal(question)
+	if err != nil {
+		return err
+	}
+	_, err = m.ask(ctx, http.MethodPost, etcdURL+"/v3/kv/"+what, b)
+	return err
 }
 
 // healthOf reads one field of a ServiceEndpoint, by its number.
@@ -249,8 +304,11 @@ func (m *Mesh) AwaitName(ctx context.Context, node int, account string) error {
 }
 
 // Terminate has a pod's deletion begin, as a cluster's API would tell: what there is of it
-// goes on until RemovePod.
+// goes on until RemovePod. Where there is an API server it is deleted there, too.
 func (m *Mesh) Terminate(name string) error {
+	if err := m.deleteObject(name, 30); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	yaml := m.documents[name]
 	m.mu.Unlock()
@@ -263,6 +321,9 @@ func (m *Mesh) Terminate(name string) error {
 
 // RemovePod takes a pod's document out, as after its end.
 func (m *Mesh) RemovePod(name string) error {
+	if err := m.deleteObject(name, 0); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	delete(m.documents, name)
 	m.mu.Unlock()

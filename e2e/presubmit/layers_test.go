@@ -115,6 +115,7 @@ var places = []place{
 	{"e2e/registrar", beside, "tests of registrars over real etcd"},
 	{"e2e/cluster", beside, "tests in a real cluster"},
 	{"e2e/cluster/apiserver", beside, "real API servers for tests"},
+	{"e2e/cluster/apiserver/setup", beside, "how they are started"},
 	{"e2e/tool", beside, "builds what tests run from modules that pin it"},
 	{"e2e/prebuild", beside, "builds it ahead"},
 	{"sniff/replay", beside, "captures through sniff; keeps gopacket out of the proxy"},

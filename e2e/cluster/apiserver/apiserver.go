@@ -17,20 +17,13 @@ package apiserver
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/hex"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -44,6 +37,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"aether/e2e/cluster/apiserver/setup"
 	"aether/e2e/etcdtest"
 	"aether/e2e/rig"
 	"aether/e2e/tool"
@@ -71,8 +65,8 @@ func Start(t testing.TB, flags ...string) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{bin: bin, flags: flags, dir: t.TempDir(), ip: newIP(), etcd: etcdtest.Start(t)}
-	if err := s.files(); err != nil {
+	s := &Server{bin: bin, flags: flags, dir: t.TempDir(), etcd: etcdtest.Start(t)}
+	if s.how, err = setup.New(s.dir, newIP(), s.etcd.Endpoint()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Kill(t) })
@@ -87,20 +81,15 @@ type Server struct {
 	bin   string
 	flags []string
 	dir   string
-	ip    net.IP
-	token string // the administrator's
-	ca    []byte
+	how   *setup.Server
 	etcd  *etcdtest.Server
 
 	cmd   *exec.Cmd     // nil: not running
 	ended chan struct{} // closed when it has
 }
 
-// port of the server; the address is its own.
-const port = "6443"
-
 // Addr is the server's address and port.
-func (s *Server) Addr() string { return net.JoinHostPort(s.ip.String(), port) }
+func (s *Server) Addr() string { return s.how.Addr }
 
 // Etcd is where the objects are kept, below /registry.
 func (s *Server) Etcd() *etcdtest.Server { return s.etcd }
@@ -109,8 +98,8 @@ func (s *Server) Etcd() *etcdtest.Server { return s.etcd }
 // whose rate is not limited.
 func (s *Server) Config() *rest.Config {
 	return &rest.Config{
-		Host: "https://" + s.Addr(), BearerToken: s.token,
-		TLSClientConfig: rest.TLSClientConfig{CAData: s.ca}, QPS: -1,
+		Host: "https://" + s.Addr(), BearerToken: s.how.Token,
+		TLSClientConfig: rest.TLSClientConfig{CAData: s.how.CA}, QPS: -1,
 	}
 }
 
@@ -261,17 +250,7 @@ func (s *Server) start() error {
 		return err
 	}
 	defer log.Close() // the child has its own
-	cmd := exec.Command(s.bin, append([]string{
-		"--etcd-servers", s.etcd.Endpoint(),
-		"--bind-address", s.ip.String(), "--advertise-address", s.ip.String(), "--secure-port", port,
-		"--tls-cert-file", s.path("server.crt"), "--tls-private-key-file", s.path("server.key"),
-		"--token-auth-file", s.path("tokens.csv"), "--authorization-mode", "RBAC",
-		"--service-account-issuer", "https://kubernetes.default.svc",
-		"--service-account-key-file", s.path("account.key"), "--service-account-signing-key-file", s.path("account.key"),
-		"--service-cluster-ip-range", "10.96.0.0/16",
-		"--endpoint-reconciler-type", "none", // an address of loopback may be nobody's endpoint
-		"--allow-privileged",
-	}, s.flags...)...)
+	cmd := exec.Command(s.bin, slices.Concat(s.how.Args, s.flags)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that panics cleans nothing up
 	ended, started := make(chan struct{}), make(chan error)
@@ -307,62 +286,4 @@ var servers atomic.Uint32
 func newIP() net.IP {
 	pid := os.Getpid()
 	return net.IPv4(127, byte(192+pid>>8&31), byte(pid), byte(1+servers.Add(1)%254))
-}
-
-// files writes what the server reads: its certificate, the key of ServiceAccounts, the
-// administrator's token.
-func (s *Server) files() error {
-	random := make([]byte, 16)
-	rand.Read(random) // never fails
-	s.token = hex.EncodeToString(random)
-	authority, err := newKey(s.path("ca.key"))
-	if err != nil {
-		return err
-	}
-	now := time.Now()
-	root := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, root, root, authority.Public(), authority)
-	if err != nil {
-		return err
-	}
-	s.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	leaf, err := newKey(s.path("server.key"))
-	if err != nil {
-		return err
-	}
-	cert := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kube-apiserver"}, NotBefore: root.NotBefore, NotAfter: root.NotAfter,
-		IPAddresses: []net.IP{s.ip}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	if der, err = x509.CreateCertificate(rand.Reader, cert, root, leaf.Public(), authority); err != nil {
-		return err
-	}
-	if _, err = newKey(s.path("account.key")); err != nil {
-		return err
-	}
-	for name, b := range map[string][]byte{
-		"server.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		"tokens.csv": []byte(s.token + ",admin,1,system:masters\n"),
-	} {
-		if err := os.WriteFile(s.path(name), b, 0o600); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// newKey makes a key and writes it to a file.
-func newKey(file string) (*ecdsa.PrivateKey, error) {
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	der, err := x509.MarshalECPrivateKey(k)
-	if err != nil {
-		return nil, err
-	}
-	return k, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
 }
