@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"aether/e2e/cluster/apiserver"
 	"aether/e2e/mesh"
 	"aether/e2e/rig"
 	"aether/e2e/tool"
@@ -22,8 +24,7 @@ import (
 
 const (
 	rps      = 50
-	patience = time.Minute
-	address  = "10.96.0.10:8080" // of the Service cart
+	patience = 2 * time.Minute // what was away for long is asked for every 30 s
 )
 
 // world is a mesh with a registry:
@@ -32,27 +33,61 @@ const (
 //	node2: cart-2
 type world struct {
 	*mesh.Mesh
-	t   *testing.T
-	ctx context.Context // bounds a step; see step
+	t          *testing.T
+	ctx        context.Context // bounds a step; see step
+	address    string          // of the Service cart
+	kubernetes bool            // rows are derived from an API server's pods; else they are etcd's
+	tap        *tap            // between registrar and etcd
 }
 
-func newWorld(t *testing.T, devCA bool) *world {
-	t.Helper()
-	dir := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", dir+string(filepath.Separator), "aether/cmd/aether-proxy", "aether/cmd/aether-registrar")
+// binaries is where proxy and registrar are, which are built once.
+var binaries = sync.OnceValues(func() (string, error) {
+	build := exec.Command("go", "build", "-o", built+string(filepath.Separator), "aether/cmd/aether-proxy", "aether/cmd/aether-registrar")
 	if b, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, b)
+		return "", fmt.Errorf("%w\n%s", err, b)
+	}
+	return built, nil
+})
+
+var built string // directory of binaries
+
+func TestMain(m *testing.M) {
+	var err error
+	if built, err = os.MkdirTemp("", "aether-faults-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(built)
+	os.Exit(code)
+}
+
+// form is how a world is made.
+type form struct {
+	kubernetes bool // see world
+	files      bool // certificates are files, and not the throw-away authority's
+}
+
+func newWorld(t *testing.T, of form) *world {
+	t.Helper()
+	begun := time.Now()
+	dir, err := binaries()
+	if err != nil {
+		t.Fatal(err)
 	}
 	etcd, err := tool.Etcd.Build(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t}
+	w := &world{t: t, kubernetes: of.kubernetes, address: "10.96.0.10:8080"}
 	w.step()
-	w.Mesh, err = mesh.New(w.ctx, mesh.Options{
-		Proxy: filepath.Join(dir, "aether-proxy"), DevCA: devCA,
-		Registry: &mesh.Registry{Registrar: filepath.Join(dir, "aether-registrar"), Etcd: etcd, LastGood: true},
-	})
+	r := &mesh.Registry{Registrar: filepath.Join(dir, "aether-registrar"), Etcd: etcd, EtcdURL: "http://" + tapAddr, LastGood: true}
+	if of.kubernetes {
+		if r.APIServer, err = apiserver.Tool.Build(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Mesh, err = mesh.New(w.ctx, mesh.Options{Proxy: filepath.Join(dir, "aether-proxy"), DevCA: !of.files, Registry: r})
 	w.must(err)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -61,24 +96,42 @@ func newWorld(t *testing.T, devCA bool) *world {
 					t.Logf("%s:\n%s", n.Name, p.Tail(6000))
 				}
 			}
-			t.Logf("registrar:\n%s", w.Registrar().Tail(3000))
+			for name, p := range map[string]*rig.Proc{"registrar": w.Registrar(), "API server": w.APIServer()} {
+				if p != nil {
+					t.Logf("%s:\n%s", name, p.Tail(3000))
+				}
+			}
 		}
 		if err := w.Close(); err != nil {
 			t.Error(err)
 		}
 	})
+	w.disk()
+	w.tap = newTap(w)
+	w.must(w.StartEtcd(w.ctx))
+	if of.kubernetes {
+		w.must(w.StartAPIServer(w.ctx))
+	}
 	_, err = w.AddPod(w.ctx, mesh.Pod{Name: "web-1", Account: "web", Ports: "8080"})
 	w.must(err)
 	w.cart("cart-1", 0)
 	w.cart("cart-2", 1)
-	w.must(w.Service(rig.ServiceManifest{Name: "cart", ClusterIPs: w.ClusterIPs(10), Ports: []uint16{8080}}))
+	if !of.kubernetes {
+		w.must(w.Service(rig.ServiceManifest{Name: "cart", ClusterIPs: w.ClusterIPs(10), Ports: []uint16{8080}}))
+	}
 	w.must(w.Start(w.ctx))
+	if of.kubernetes {
+		ip, err := w.ClusterIP(w.ctx, "shop", "cart")
+		w.must(err)
+		w.address = ip + ":8080"
+	}
 	for _, name := range []string{"cart-1", "cart-2"} {
-		w.must(w.AwaitRows(w.ctx, w.Pod(name), "HEALTHY"))
+		w.healthy(name)
 		for node := range w.Rig.Nodes {
 			w.must(w.AwaitUsable(w.ctx, node, w.Pod(name), true))
 		}
 	}
+	t.Logf("all of it is there after %s", time.Since(begun).Round(time.Second))
 	return w
 }
 
@@ -106,13 +159,30 @@ func (w *world) cart(name string, node int) *rig.Pod {
 	return p
 }
 
-// source is what a node's proxy says of the registrar.
+// healthy returns once a pod's application has been found to answer: by its node, which says
+// so to the registrar, or, where there is an API server, by a kubelet that says so there.
+func (w *world) healthy(name string) {
+	w.t.Helper()
+	if !w.kubernetes {
+		w.must(w.AwaitRows(w.ctx, w.Pod(name), "HEALTHY"))
+		return
+	}
+	w.must(w.Sync(w.ctx)) // the pod is served
+	w.must(w.SetReady(w.ctx, name, true))
+}
+
+// source is what a node's proxy says of one.
 type source struct {
 	Name                        string
 	Synced, Restored, Connected bool
+	Counts                      struct{ Catalog int }
 }
 
 func (w *world) registrarOf(ctx context.Context, node int) (source, error) {
+	return w.sourceOf(ctx, node, "registrar")
+}
+
+func (w *world) sourceOf(ctx context.Context, node int, name string) (source, error) {
 	b, err := w.Admin(ctx, node, "/status")
 	if err != nil {
 		return source{}, err
@@ -121,7 +191,7 @@ func (w *world) registrarOf(ctx context.Context, node int) (source, error) {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return source{}, err
 	}
-	i := slices.IndexFunc(s.Sources, func(s source) bool { return s.Name == "registrar" })
+	i := slices.IndexFunc(s.Sources, func(s source) bool { return s.Name == name })
 	if i < 0 {
 		return source{}, fmt.Errorf("no such source: %s", b)
 	}
@@ -131,11 +201,16 @@ func (w *world) registrarOf(ctx context.Context, node int) (source, error) {
 // awaitConnected returns once every node hears, or does not hear, a registrar.
 func (w *world) awaitConnected(connected bool) {
 	w.t.Helper()
+	w.awaitSource("registrar", connected)
+}
+
+func (w *world) awaitSource(name string, connected bool) {
+	w.t.Helper()
 	for node := range w.Rig.Nodes {
 		w.must(rig.Until(w.ctx, func(ctx context.Context) error {
-			s, err := w.registrarOf(ctx, node)
+			s, err := w.sourceOf(ctx, node, name)
 			if err == nil && s.Connected != connected {
-				err = fmt.Errorf("node %d: connected=%t", node+1, s.Connected)
+				err = fmt.Errorf("node %d: %s: connected=%t", node+1, name, s.Connected)
 			}
 			return err
 		}))
@@ -152,13 +227,14 @@ type load struct {
 	why    []string
 	failed int
 	from   map[string]int // answers, by who gave them
+	routes map[string]int // and by what their route has written on them
 	news   chan struct{}  // closed and replaced at each answer
 }
 
 // begin sends: most requests on connections that are kept, one in eight on a new one.
 func (w *world) begin() *load {
-	l := &load{w: w, from: map[string]int{}, news: make(chan struct{})}
-	kept, fresh := mesh.HTTP1(w.Pod("web-1"), address), mesh.HTTP1(w.Pod("web-1"), address)
+	l := &load{w: w, from: map[string]int{}, routes: map[string]int{}, news: make(chan struct{})}
+	kept, fresh := mesh.HTTP1(w.Pod("web-1"), w.address), mesh.HTTP1(w.Pod("web-1"), w.address)
 	kept.MaxIdleConnsPerHost, fresh.DisableKeepAlives = 16, true
 	end := make(chan struct{})
 	var all sync.WaitGroup
@@ -192,7 +268,7 @@ func (w *world) begin() *load {
 func (l *load) send(t *http.Transport) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	who, err := ask(ctx, t)
+	who, route, err := ask(ctx, t)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.sent++; err != nil {
@@ -202,26 +278,27 @@ func (l *load) send(t *http.Transport) {
 		}
 	} else {
 		l.from[who]++
+		l.routes[route]++
 	}
 	close(l.news)
 	l.news = make(chan struct{})
 }
 
-func ask(ctx context.Context, t *http.Transport) (string, error) {
+func ask(ctx context.Context, t *http.Transport) (who, route string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://cart.shop.aether.internal:8080/", nil)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	res, err := t.RoundTrip(req)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
 	if err == nil && (res.StatusCode != http.StatusOK || !strings.HasPrefix(string(b), "cart-")) {
 		err = fmt.Errorf("%d %.100s", res.StatusCode, b)
 	}
-	return string(b), err
+	return string(b), res.Header.Get("X-Route"), err
 }
 
 // until waits for what the answers so far make true.
@@ -251,6 +328,16 @@ func (l *load) more(n int) {
 	l.until("more requests", func() bool { return l.sent >= want })
 }
 
+// lasts waits for as many requests as are sent in that time, a step each half of a minute.
+func (l *load) lasts(d time.Duration) {
+	l.w.t.Helper()
+	for ; d > 0; d -= 30 * time.Second {
+		l.w.step()
+		l.more(int(min(d, 30*time.Second).Seconds() * rps))
+	}
+	l.w.step()
+}
+
 // check says how it went.
 func (l *load) check(what string) {
 	l.w.t.Helper()
@@ -267,7 +354,7 @@ func (l *load) check(what string) {
 // TestCertificateFiles: proxies and registrar that take their certificates from files
 // (--certs) meet with those, and the pods of either node with theirs.
 func TestCertificateFiles(t *testing.T) {
-	w := newWorld(t, false) // which has seen rows of both nodes, and that the other knows them
+	w := newWorld(t, form{files: true}) // which has seen rows of both nodes, and that the other knows them
 	w.step()
 	l := w.begin()
 	l.until("answers of both nodes' pods", func() bool { return l.from["cart-1"] > 0 && l.from["cart-2"] > 0 })
@@ -278,23 +365,35 @@ func TestCertificateFiles(t *testing.T) {
 	w.must(w.AwaitUsable(w.ctx, 0, w.Pod("cart-2"), false))
 }
 
-// TestFaults is one mesh from one fault to the next.
+// fault is a step of a test.
+type fault struct {
+	name string
+	do   func(*world)
+}
+
+// TestFaults is one mesh over etcd from one fault to the next.
 func TestFaults(t *testing.T) {
-	w := newWorld(t, true)
-	for _, tt := range []struct {
-		name string
-		do   func(*world)
-	}{
+	newWorld(t, form{}).run([]fault{
 		{"a pod is added", podAdded},
+		{"the disk of the last good state is full", diskFull},
 		{"registrar killed and started anew", registrarKilled},
+		{"etcd compacted while the registrar is cut off", compacted},
+		{"that the disk is full is told", diskFullTold},
 		{"etcd killed and restored", etcdKilled},
 		{"a proxy is replaced", replaced},
+		{"the disk has room again", diskMended},
 		{"proxies start while registrar and etcd are away", startedAlone},
-	} {
-		if !t.Run(tt.name, func(t *testing.T) {
+	})
+}
+
+// run does one after the other.
+func (w *world) run(faults []fault) {
+	t := w.t
+	for _, f := range faults {
+		if !t.Run(f.name, func(t *testing.T) {
 			w.t = t
 			w.step()
-			tt.do(w)
+			f.do(w)
 		}) {
 			break
 		}
