@@ -12,6 +12,9 @@ import (
 	"aether/controlplane/registrypb"
 )
 
+// workers send requests at once, at most.
+const workers = 32
+
 // load is requests at a steady rate, whatever becomes of them.
 type load struct {
 	sent, failed atomic.Int64
@@ -59,7 +62,7 @@ func begin(c *cluster, from *pod, services []string, rps int) *load {
 			}
 		}
 	})
-	for range 32 {
+	for range workers {
 		work.Go(func() {
 			for j := range jobs {
 				l.sent.Add(1)
@@ -96,54 +99,63 @@ func begin(c *cluster, from *pod, services []string, rps int) *load {
 // with maxSurge 1 and maxUnavailable 0 does it. Contract 13.3: no request fails with a
 // preStop of 10 s; with 3 s upstream quotes about one a pod. Case 138.
 func TestRoll(t *testing.T) {
-	services := []string{"cart", "stock", "bill"}
+	for _, preStop := range []time.Duration{10 * time.Second, 3 * time.Second} {
+		t.Run("preStop "+preStop.String(), func(t *testing.T) { roll(t, nil, preStop) })
+	}
+}
+
+// TestRollKubernetes is the same where rows are made of a real API server's pods: a pod is
+// healthy as soon as Kubernetes has it ready, and drains until it is gone.
+func TestRollKubernetes(t *testing.T) {
+	for _, preStop := range []time.Duration{10 * time.Second, 3 * time.Second} {
+		t.Run("preStop "+preStop.String(), func(t *testing.T) { roll(t, newKubernetes(t, rolled...), preStop) })
+	}
+}
+
+var rolled = []string{"cart", "stock", "bill"}
+
+func roll(t *testing.T, kube *kubernetes, preStop time.Duration) {
 	const replicas, rps = 2, 250
-	for _, tt := range []struct {
-		preStop time.Duration
-		failed  int64 // at most
-	}{
-		{10 * time.Second, 0},
-		{3 * time.Second, int64(len(services) * replicas)},
-	} {
-		t.Run("preStop "+tt.preStop.String(), func(t *testing.T) {
-			c := newCluster(t, nil, services...)
-			app := func(service string) http.Handler {
-				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, service) })
-			}
-			pods := map[string][]*pod{}
-			for _, s := range services {
-				for i := range replicas {
-					pods[s] = append(pods[s], c.pod(c.nodes[i%2], s, app(s)))
-				}
-			}
-			web := c.pod(c.nodes[0], "web", nil)
-			for _, s := range services {
-				for _, p := range pods[s] {
-					c.await(p, registrypb.ServiceEndpoint_HEALTHY, 20*time.Second)
-				}
-			}
-			l := begin(c, web, services, rps)
-			var leaving sync.WaitGroup
-			start := time.Now()
-			for _, s := range services {
-				for i, old := range pods[s] {
-					p := c.pod(c.nodes[(i+1)%2], s, app(s))
-					c.await(p, registrypb.ServiceEndpoint_HEALTHY, 20*time.Second)
-					leaving.Go(func() { c.leave(old, tt.preStop) })
-				}
-			}
-			leaving.Wait()
-			l.stop()
-			t.Logf("preStop %s: %d requests in %s, %d pods rolled, %d failed", tt.preStop, l.sent.Load(), time.Since(start).Round(time.Second), len(services)*replicas, l.failed.Load())
-			for _, why := range l.why {
-				t.Log(why)
-			}
-			if l.failed.Load() > tt.failed {
-				t.Errorf("%d failed, want %d at most", l.failed.Load(), tt.failed)
-			}
-			if n := l.sent.Load(); n < int64(time.Since(start).Seconds())*rps/10 {
-				t.Errorf("only %d requests were sent", n)
-			}
-		})
+	allowed := int64(0)
+	if preStop < 10*time.Second {
+		allowed = int64(len(rolled) * replicas)
+	}
+	c := newClusterOver(t, kube, nil, rolled...)
+	app := func(service string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, service) })
+	}
+	pods := map[string][]*pod{}
+	for _, s := range rolled {
+		for i := range replicas {
+			pods[s] = append(pods[s], c.pod(c.nodes[i%2], s, app(s)))
+		}
+	}
+	web := c.pod(c.nodes[0], "web", nil)
+	for _, s := range rolled {
+		for _, p := range pods[s] {
+			c.await(p, registrypb.ServiceEndpoint_HEALTHY, 20*time.Second)
+		}
+	}
+	l := begin(c, web, rolled, rps)
+	var leaving sync.WaitGroup
+	start := time.Now()
+	for _, s := range rolled {
+		for i, old := range pods[s] {
+			p := c.pod(c.nodes[(i+1)%2], s, app(s))
+			c.await(p, registrypb.ServiceEndpoint_HEALTHY, 20*time.Second)
+			leaving.Go(func() { c.leave(old, preStop) })
+		}
+	}
+	leaving.Wait()
+	l.stop()
+	t.Logf("preStop %s: %d requests in %s, %d pods rolled, %d failed", preStop, l.sent.Load(), time.Since(start).Round(time.Second), len(rolled)*replicas, l.failed.Load())
+	for _, why := range l.why {
+		t.Log(why)
+	}
+	if l.failed.Load() > allowed {
+		t.Errorf("%d failed, want %d at most", l.failed.Load(), allowed)
+	}
+	if n := l.sent.Load(); n < int64(time.Since(start).Seconds())*rps/10 {
+		t.Errorf("only %d requests were sent", n)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,6 +38,7 @@ const trustDomain = "roll.test"
 // cluster is two nodes with their pods, and the registry between them, in one process.
 type cluster struct {
 	t        *testing.T
+	kube     *kubernetes // where rows are made of its pods; nil: they are in rows
 	router   *netnstest.Node
 	services []model.Service
 	nodes    []*node
@@ -78,11 +80,13 @@ type node struct {
 	data *dataplane.Node
 	life *local.Pods
 
-	mu   sync.Mutex
-	work map[string]model.Workload
-	news chan struct{}
-	dir  string // of the pods' records
-	end  func() // ends it
+	mu            sync.Mutex
+	work          map[string]model.Workload
+	rows          map[model.ServiceName][]model.Endpoint // that a registrar told of; with kube
+	said, inForce int                                    // changes of rows: those that there were, and those that the data plane has
+	news          chan struct{}
+	dir           string // of the pods' records
+	end           func() // ends it
 }
 
 // Watch is mtls.Source: the cluster's authority, which may make an account wait.
@@ -99,9 +103,14 @@ func (c *cluster) Watch(ctx context.Context, r mtls.Ref, on func(*mtls.SVID, err
 
 func newCluster(t *testing.T, held map[string]chan struct{}, services ...string) *cluster {
 	t.Helper()
+	return newClusterOver(t, nil, held, services...)
+}
+
+func newClusterOver(t *testing.T, kube *kubernetes, held map[string]chan struct{}, services ...string) *cluster {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &cluster{
-		t: t, held: held, ctx: ctx, wg: &sync.WaitGroup{}, router: netnstest.NewNode(t), rows: map[rowKey]*registrypb.ServiceEndpoint{}, news: map[chan struct{}]bool{},
+		t: t, kube: kube, held: held, ctx: ctx, wg: &sync.WaitGroup{}, router: netnstest.NewNode(t), rows: map[rowKey]*registrypb.ServiceEndpoint{}, news: map[chan struct{}]bool{},
 	}
 	t.Cleanup(func() { // before the namespaces go
 		cancel()
@@ -140,8 +149,12 @@ func (c *cluster) node(name, dir string) *node {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	var reg local.Registry = c
+	if c.kube != nil {
+		reg = c.kube.register(c.t)
+	}
 	n.life, err = local.New(local.Config{
-		Dir: dir, Place: local.Place{Cluster: "east", Node: name}, TrustDomain: trustDomain, Registry: c, Sink: n,
+		Dir: dir, Place: local.Place{Cluster: "east", Node: name}, TrustDomain: trustDomain, Registry: reg, Sink: n,
 		Probe: local.Prober(n.data.Dial), Certificate: n.data.HasCertificate, Served: n.data.Await, RedirectAllDefault: true, Log: log,
 	})
 	if err != nil {
@@ -152,7 +165,11 @@ func (c *cluster) node(name, dir string) *node {
 	c.mu.Unlock()
 	ctx, cancel := context.WithCancel(c.ctx)
 	var mine sync.WaitGroup
-	for _, run := range []func(context.Context) error{n.data.Run, n.life.Run, n.follow} {
+	runs := []func(context.Context) error{n.data.Run, n.life.Run, n.follow}
+	if c.kube != nil {
+		runs = append(runs, c.kube.client(c.t, n).Run)
+	}
+	for _, run := range runs {
 		c.wg.Add(1)
 		mine.Go(func() {
 			defer c.wg.Done()
@@ -207,6 +224,10 @@ func (n *node) follow(ctx context.Context) error {
 		udsDir := n.c.udsDir
 		n.c.mu.Unlock()
 		n.mu.Lock()
+		said := n.said
+		for _, rows := range n.rows {
+			m.Endpoints = append(m.Endpoints, rows...)
+		}
 		for _, w := range n.work {
 			m.Workloads = append(m.Workloads, w)
 		}
@@ -219,6 +240,9 @@ func (n *node) follow(ctx context.Context) error {
 		}
 		version++
 		n.data.Apply(snap.WithVersion(version), m.Workloads)
+		n.mu.Lock()
+		n.inForce = said
+		n.mu.Unlock()
 	}
 }
 
@@ -295,6 +319,14 @@ func (c *cluster) change(f func()) {
 // await waits until the row of a pod says health.
 func (c *cluster) await(p *pod, health registrypb.ServiceEndpoint_Health, limit time.Duration) {
 	c.t.Helper()
+	if c.kube != nil {
+		ctx, cancel := context.WithTimeout(c.ctx, limit)
+		defer cancel()
+		if err := c.kube.await(ctx, c, p, health); err != nil {
+			c.t.Fatal(err)
+		}
+		return
+	}
 	news := make(chan struct{}, 1)
 	c.change(func() { c.news[news] = true })
 	defer c.change(func() { delete(c.news, news) })
@@ -321,6 +353,7 @@ type pod struct {
 	net                      *netnstest.Pod
 	app                      *http.Server
 	ended                    chan struct{}
+	served                   atomic.Int64 // requests that the application was sent
 }
 
 // pod makes a pod of a service as the kubelet does: a network, the plugin's call, and then
@@ -337,6 +370,9 @@ func (c *cluster) podOf(n *node, service string, serve http.Handler, further map
 	maps.Copy(annotations, further)
 	c.n++
 	p := &pod{name: fmt.Sprintf("%s-%d", service, c.n), service: service, container: fmt.Sprintf("c%d", c.n), node: n, net: c.router.Pod(c.t)}
+	if c.kube != nil {
+		c.kube.create(c.t, p)
+	}
 	r, err := n.life.Add(c.ctx, local.Pod{
 		Namespace: "shop", Name: p.name, UID: "uid-" + p.container, Account: service, ContainerID: p.container, NetNS: p.net.NS.Path(),
 		IPs: []netip.Addr{p.net.IP}, Labels: map[string]string{"aether.io/managed": "true"},
@@ -347,6 +383,9 @@ func (c *cluster) podOf(n *node, service string, serve http.Handler, further map
 	}
 	if serve != nil {
 		c.begin(p, serve)
+	}
+	if c.kube != nil {
+		c.kube.runs(c.t, p)
 	}
 	return p
 }
@@ -359,7 +398,10 @@ func (c *cluster) begin(p *pod, serve http.Handler) {
 		l, err = net.Listen("tcp", "127.0.0.1:8080")
 		return err
 	})
-	p.app = &http.Server{Handler: serve}
+	p.app = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.served.Add(1)
+		serve.ServeHTTP(w, r)
+	})}
 	p.ended = make(chan struct{})
 	go func() {
 		defer close(p.ended)
@@ -374,12 +416,17 @@ func (c *cluster) begin(p *pod, serve http.Handler) {
 // leave deletes a pod as Kubernetes does: the deletion is seen, preStop sleeps, the
 // application is told to end, and the plugin is called for the last time.
 func (c *cluster) leave(p *pod, preStop time.Duration) {
+	check := func() {}
+	if c.kube != nil {
+		check = c.kube.leaving(c, p)
+	}
 	p.node.life.Terminating(p.container, local.Termination{PreStop: preStop, Grace: 30 * time.Second})
 	select {
 	case <-time.After(preStop):
 	case <-c.ctx.Done():
 		return
 	}
+	check()
 	ctx, cancel := context.WithTimeout(c.ctx, 5*time.Second)
 	defer cancel()
 	if err := p.app.Shutdown(ctx); err != nil {
@@ -387,6 +434,9 @@ func (c *cluster) leave(p *pod, preStop time.Duration) {
 	}
 	if err := p.node.life.Remove(c.ctx, p.container); err != nil {
 		c.t.Error(err)
+	}
+	if c.kube != nil {
+		c.kube.delete(c.t, p, 0)
 	}
 }
 
