@@ -173,7 +173,9 @@ func (l *Loop) Run(ctx context.Context) error {
 	defer hold.Stop()
 	defer kept.Stop()
 	if restored {
-		l.step(time.Now())
+		if next, ok := l.step(time.Now()); ok {
+			kept.Reset(time.Until(next))
+		}
 	}
 	for {
 		if due, ok := l.due(time.Now()); ok {

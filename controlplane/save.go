@@ -59,6 +59,7 @@ func (l *Loop) restore() (some bool) {
 	}
 	l.own.Lock()
 	defer l.own.Unlock()
+	now := time.Now()
 	var oldest time.Time
 	for i := range st.Sources {
 		k := slices.IndexFunc(l.sources, func(s *Source) bool { return s.name == st.Sources[i].Name && !s.opts.Local })
@@ -68,12 +69,21 @@ func (l *Loop) restore() (some bool) {
 		s, of := l.sources[k], &st.Sources[i]
 		b := whole(of)
 		s.enter(&b, true, &l.carried)
-		s.restored, s.trueAt = true, of.At
+		// A clock that was set back meanwhile makes nothing true for longer than until now.
+		at := of.At
+		if at.After(now) {
+			at = now
+		}
+		s.restored, s.trueAt = true, at
 		s.before.settings, s.before.locality = b.Settings, b.Locality
-		if oldest.IsZero() || of.At.Before(oldest) {
-			oldest = of.At
+		if oldest.IsZero() || at.Before(oldest) {
+			oldest = at
 		}
 		l.log.Info("restored what a source last said", "source", s.name, "of", of.At, "services", len(s.endpoints), "endpoints", s.rows)
+	}
+	for _, k := range st.Kept { // what went before the start is kept for the rest of its time
+		l.retained[k.Service] = retained{k.Ports, now.Add(max(min(k.Left, retention), 0))}
+		note(&l.carried.kept, k.Service)
 	}
 	l.mu.Lock()
 	l.saved.found, l.saved.bytes, l.restored = oldest, size, !oldest.IsZero()
@@ -136,6 +146,9 @@ func (l *Loop) capture(now time.Time) *lastgood.State {
 		}
 		st.Sources = append(st.Sources, of)
 	}
+	for n, r := range l.retained {
+		st.Kept = append(st.Kept, lastgood.Kept{Service: n, Ports: r.ports, Left: r.until.Sub(now)})
+	}
 	return st
 }
 
@@ -184,6 +197,9 @@ func (l *Loop) keep(ctx context.Context) {
 		if timer != nil {
 			timer.Stop()
 		}
+		if ending && dirty.IsZero() && l.keeps() {
+			dirty = time.Now()
+		}
 		switch {
 		case ending && dirty.IsZero():
 			return
@@ -208,9 +224,17 @@ func (l *Loop) Save() {
 	l.mu.Lock()
 	dirty := !l.dirty.IsZero()
 	l.mu.Unlock()
-	if dirty {
+	if dirty || l.keeps() {
 		l.save(time.Now())
 	}
+}
+
+// keeps reports whether services are kept against their removal: for how much longer is
+// in the last good state, and is another time whenever it is written.
+func (l *Loop) keeps() bool {
+	l.own.Lock()
+	defer l.own.Unlock()
+	return len(l.retained) > 0
 }
 
 // save writes the last good state. What could not be written is tried again after a while.

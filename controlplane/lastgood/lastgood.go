@@ -33,6 +33,14 @@ type State struct {
 	// Whose view it is: that of another node, or of another mesh, is not taken.
 	Node, Domain, TrustDomain string
 	Sources                   []Source
+	Kept                      []Kept
+}
+
+// Kept is a service without rows that is kept against its removal (contract 4.12).
+type Kept struct {
+	Service model.ServiceName
+	Ports   []uint16
+	Left    time.Duration // how much longer, of when the state was saved
 }
 
 // Source is what one source said.

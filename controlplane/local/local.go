@@ -264,6 +264,7 @@ func (l *Pods) takeLocked(records []record, bad []damaged, batch *input.Batch) {
 		l.order = max(l.order, r.Order)
 	}
 	for _, r := range records {
+		r.resume(time.Now())
 		p := l.make(r)
 		l.pods[r.ContainerID] = p
 		l.views.Store(r.ContainerID, p.view)
@@ -551,7 +552,7 @@ func (l *Pods) add(in Pod) (p *pod, fresh bool, err error) {
 		Region: l.place.Region, Zone: l.place.Zone, NodeIP: l.place.NodeIP,
 	}
 	if old != nil { // a re-sent call demotes nobody, and brings nobody back who leaves
-		rec.Health, rec.Phase, rec.Next, rec.Order = old.rec.Health, old.rec.Phase, old.rec.Next, old.rec.Order
+		rec.Health, rec.Phase, rec.Next, rec.Drain, rec.Order = old.rec.Health, old.rec.Phase, old.rec.Next, old.rec.Drain, old.rec.Order
 		rec.Terminating = in.Terminating || old.rec.Terminating
 	}
 	p = l.make(rec)
@@ -715,7 +716,8 @@ func (l *Pods) leaveLocked(p *pod, t Termination) {
 		l.enterLocked(p, withdrawn, time.Time{})
 	case p.rec.Phase != alive:
 	default:
-		l.enterLocked(p, draining, time.Now().Add(t.delay()))
+		p.rec.Drain = t.delay()
+		l.enterLocked(p, draining, time.Now().Add(p.rec.Drain))
 	}
 }
 

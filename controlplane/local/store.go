@@ -2,6 +2,7 @@ package local
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,15 +33,24 @@ type record struct {
 	Pod
 	// Health is the last one found, so that a restart demotes nobody (contract 13.1).
 	Health string `json:"health"`
-	// Phase of the pod's end, and when the next one begins.
-	Phase phase     `json:"phase,omitempty"`
-	Next  time.Time `json:"next,omitzero"`
+	// Phase of the pod's end, when the next one begins, and how long the phase is at most.
+	Phase phase         `json:"phase,omitempty"`
+	Next  time.Time     `json:"next,omitzero"`
+	Drain time.Duration `json:"drain,omitempty"` // nanoseconds; 0: not known
 	// Order of the pods' coming: the row of an address is the latest one's. 0: not known.
 	Order uint64 `json:"order,omitempty"`
 	// Where the node was when the row was written.
 	Region string     `json:"region,omitempty"`
 	Zone   string     `json:"zone,omitempty"`
 	NodeIP netip.Addr `json:"node_ip,omitzero"`
+}
+
+// resume makes Next a moment of this process's clock: a record of a clock that stood
+// elsewhere neither drains for ever nor starts anew.
+func (r *record) resume(now time.Time) {
+	if r.Phase == draining {
+		r.Next = now.Add(max(min(r.Next.Sub(now), cmp.Or(max(r.Drain, 0), defaultGrace)), 0))
+	}
 }
 
 // phase is how far a pod has got with leaving (contract 13.3).

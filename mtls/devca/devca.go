@@ -244,27 +244,47 @@ type source struct {
 	ttl time.Duration
 }
 
-// retry is the wait after a failed issue.
-const retry = time.Second
+const (
+	retry = time.Second // after a failed issue
+	// look is how often it is looked whether a certificate is to be renewed: the clock that it
+	// is verified by may be set.
+	look = 10 * time.Second
+)
 
 // Watch is of mtls.Source; it issues r.ID.
 func (s *source) Watch(ctx context.Context, r mtls.Ref, on func(*mtls.SVID, error)) error {
 	for {
+		made := s.wall()
 		svid, err := s.ca.Issue(r.ID, s.ttl)
-		wait := retry
-		if err == nil {
-			wait = max(svid.NotAfter.Sub(s.ca.now())/2, retry)
-		}
 		on(svid, err)
-		t := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return ctx.Err()
-		case <-t.C:
+		for wait := retry; wait > 0; {
+			t := time.NewTimer(wait)
+			select {
+			case <-ctx.Done():
+				t.Stop()
+				return ctx.Err()
+			case <-t.C:
+			}
+			if err != nil {
+				break
+			}
+			wait = s.due(made, svid.NotAfter)
 		}
 	}
 }
+
+// due is how long to wait before one looks again at a certificate made then; 0: it is to
+// be renewed, at half of its life or because it is not valid yet.
+func (s *source) due(made, end time.Time) time.Duration {
+	now, half := s.wall(), made.Add(end.Sub(made)/2)
+	if !now.Before(half) || now.Before(made.Add(-backdate)) {
+		return 0
+	}
+	return min(half.Sub(now), look)
+}
+
+// wall is the time by which certificates are verified: differences of it show that the clock was set.
+func (s *source) wall() time.Time { return s.ca.now().Round(0) }
 
 // WriteFiles issues a certificate for ServiceAccount account of namespace ns, of
 // life ttl (0: DefaultTTL), and writes it to dir/<ns>/<account> as package files

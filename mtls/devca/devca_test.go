@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -151,4 +152,50 @@ func TestSource(t *testing.T) {
 			t.Errorf("%d errors in ten seconds", errs)
 		}
 	})
+}
+
+// TestClockIsSet: a certificate that the clock has left behind, whichever way it was set, is
+// replaced at once, and not when half of its life has passed.
+func TestClockIsSet(t *testing.T) {
+	for _, by := range []time.Duration{5 * time.Hour, -5 * time.Hour, DefaultTTL * 3 / 4} {
+		t.Run(by.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var set atomic.Int64
+				now := func() time.Time { return time.Now().Add(time.Duration(set.Load())) }
+				set.Store(int64(-10 * time.Hour)) // the authority itself is older than all of it
+				ca, err := Open(t.TempDir(), "mesh.test", now)
+				if err != nil {
+					t.Fatal(err)
+				}
+				set.Store(0)
+				ctx, cancel := context.WithCancel(t.Context())
+				var mu sync.Mutex
+				var given []*mtls.SVID
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_ = ca.Source(0).Watch(ctx, mtls.Ref{ID: id(t, "spiffe://mesh.test/ns/shop/sa/cart")}, func(s *mtls.SVID, err error) {
+						mu.Lock()
+						defer mu.Unlock()
+						if err != nil {
+							t.Error(err)
+						}
+						given = append(given, s)
+					})
+				}()
+				<-time.After(time.Minute)
+				set.Store(int64(by))
+				<-time.After(look)
+				synctest.Wait()
+				mu.Lock()
+				last := given[len(given)-1]
+				if leaf := last.Cert.Leaf; len(given) != 2 || now().Before(leaf.NotBefore) || !now().Before(leaf.NotAfter.Add(-DefaultTTL/2)) {
+					t.Errorf("%d certificates; the last is valid from %s to %s, and it is %s", len(given), leaf.NotBefore, leaf.NotAfter, now())
+				}
+				mu.Unlock()
+				cancel()
+				<-done
+			})
+		})
+	}
 }

@@ -1,0 +1,71 @@
+package controlplane
+
+import (
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"aether/controlplane/input"
+	"aether/controlplane/lastgood"
+	"aether/dataplane/model"
+)
+
+// TestRetainedOverARestart (contract 4.12): a service that is kept when the process ends is kept
+// by the next one for the rest of its 90 s, whichever way the clock was set between the
+// two: each bubble's clock begins at the same moment. And what was known before the
+// start is told to be old.
+func TestRetainedOverARestart(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		first, second time.Duration // on the clock, when a life begins
+	}{
+		{"at once", 0, retention / 3},
+		{"set back by hours", 5 * time.Hour, 0},
+		{"set forward by hours", 0, 5 * time.Hour},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			file := lastgood.New(filepath.Join(t.TempDir(), "last-good"))
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(tt.first)
+				w, src := start(t, Config{LastGood: file}, "registry")
+				src[0].Report(input.Status{Connected: true})
+				rows := batch(t, "pods shop/cart 8080\npods shop/db 5432=tcp")
+				src[0].Replace(input.Batch{Endpoints: rows.Endpoints})
+				w.settled()
+				src[0].Apply(input.Batch{Endpoints: map[model.ServiceName][]model.Endpoint{cart: nil}})
+				w.settled()
+				time.Sleep(retention / 3)
+				if w.service(cart) == nil {
+					t.Fatal("not kept at all")
+				}
+				w.stop()
+			})
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(tt.second)
+				began := time.Now()
+				w, src := start(t, Config{LastGood: file}, "registry")
+				w.settled()
+				if s := w.service(cart); s == nil || s.Port(8080) == nil || len(w.endpoints(cart, 8080)) != 0 {
+					t.Fatalf("after the restart: %+v", s)
+				}
+				if r := w.loop.Report(); r.StaleSince == nil || r.StaleSince.After(began) || r.LastGood.AgeMS < 0 {
+					t.Errorf("nothing is told to be old: %+v, %+v", r.StaleSince, r.LastGood)
+				}
+				src[0].Report(input.Status{Connected: true})
+				src[0].Replace(input.Batch{Endpoints: batch(t, "pods shop/db 5432=tcp").Endpoints}) // which says nothing of cart
+				w.settled()
+				time.Sleep(time.Until(began.Add(retention*2/3)) - time.Second)
+				synctest.Wait()
+				if w.service(cart) == nil {
+					t.Error("gone before its time")
+				}
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				if w.service(cart) != nil {
+					t.Error("kept for longer")
+				}
+			})
+		})
+	}
+}
