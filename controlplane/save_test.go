@@ -121,6 +121,13 @@ func TestRestoredSettings(t *testing.T) {
 		if m := w.loop.Mesh(); m.Semantics != model.GatewayAPI || m.SameNode != model.InProcess || m.Region != "r" {
 			t.Errorf("before it is heard: %v, %v, %q", m.Semantics, m.SameNode, m.Region)
 		}
+		src[0].Replace(input.Batch{KeepSettings: true, Locality: &input.Locality{Region: "r"}})
+		w.settled()
+		if m := w.loop.Mesh(); m.Semantics != model.GatewayAPI || m.SameNode != model.InProcess || m.Region != "r" {
+			t.Errorf("its MeshConfig cannot be read: %v, %v, %q", m.Semantics, m.SameNode, m.Region)
+		}
+		w.stop()
+		w, src = start(t, Config{LastGood: file}, "files")
 		src[0].Replace(input.Batch{})
 		w.settled()
 		if m := w.loop.Mesh(); m.Semantics != model.Aether || m.SameNode != model.MTLS || m.Region != "" || w.target.last().Semantics() != model.Aether {

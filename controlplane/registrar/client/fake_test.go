@@ -135,6 +135,7 @@ type stream struct {
 	out     []*event
 	err     error
 	stalled bool // nothing of it arrives for now
+	few     int  // but for so many events
 }
 
 func (s *stream) put(e *event) {
@@ -164,7 +165,8 @@ func (s *stream) ring() {
 func (s *stream) Recv() (*event, error) {
 	for {
 		s.mu.Lock()
-		if len(s.out) > 0 && !s.stalled {
+		if len(s.out) > 0 && (!s.stalled || s.few > 0) {
+			s.few = max(s.few-1, 0)
 			e := s.out[0]
 			s.out = s.out[1:]
 			s.mu.Unlock()
@@ -269,6 +271,20 @@ func (f *fleet) stall(fewer int) {
 		for s := range r.streams {
 			s.mu.Lock()
 			s.stalled = s.q.Filter != nil && len(s.q.Filter.Services) < fewer
+			s.mu.Unlock()
+			s.ring()
+		}
+	}
+}
+
+// trickle lets n events of each stalled stream arrive.
+func (f *fleet) trickle(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.up {
+		for s := range r.streams {
+			s.mu.Lock()
+			s.few = n
 			s.mu.Unlock()
 			s.ring()
 		}

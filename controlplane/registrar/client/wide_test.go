@@ -227,6 +227,8 @@ func TestNothingIsLostByJoining(t *testing.T) {
 			f.add("s/210", pod("10.0.0.1", registrypb.ServiceEndpoint_UNHEALTHY, false))
 			f.add("s/210", pod("10.0.0.1", registrypb.ServiceEndpoint_DRAINING, false))
 			synctest.Wait()
+			f.trickle(2) // the end of its beginning, and the first change
+			pass(time.Second)
 			f.stall(0)
 			pass(time.Second)
 			n.agrees(t, f, func(s string) bool { return slices.Contains(numbered(0, 226), name(s)) })
