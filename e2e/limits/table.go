@@ -417,11 +417,12 @@ var bounds = []bound{
 	{"controlplane/local", "pruneFree", "pods", "see `pruneShare`"},
 	{"controlplane/local", "maxEvictions", "evictions a sweep", "further pods wait for the next"},
 
+	{"controlplane/registrar/target", "maxAddrs", "addresses of registrars", "further ones are not tried before DNS is asked again"},
+
 	{"controlplane/registrar/register", "callTime", "time of a call, whatever it tries", "it fails"},
 	{"controlplane/registrar/register", "listTime", "time of a listing, whatever it tries", "it fails"},
 	{"controlplane/registrar/register", "connectFor", "time", "a connect to a registrar counts as failed"},
 	{"controlplane/registrar/register", "maxTries", "registrars a call", "it fails"},
-	{"controlplane/registrar/target", "maxAddrs", "addresses of registrars", "further ones are not tried before DNS is asked again"},
 	{"controlplane/registrar/register", "maxList", "bytes of a listing", "it fails: a registrar that knows `node_name` sends a node's rows alone"},
 
 	{"tproxy/rules", "MaxExclusions", "ports, and ranges, of a pod", "further ones are left out; reported"},
