@@ -285,7 +285,7 @@ func (k known) Pod(ctx context.Context, namespace, name string) (local.Pod, erro
 		err = fmt.Errorf("%w: %w", local.ErrNoPod, err)
 	}
 	return local.Pod{
-		Namespace: p.Namespace, Name: p.Name, UID: p.UID, Account: p.Account, Labels: p.Labels, Annotations: p.Annotations, Terminating: p.Leaving,
+		Namespace: p.Namespace, Name: p.Name, UID: p.UID, Account: p.Account, Labels: p.Labels, Annotations: p.Annotations, Volumes: volumesOf(p.Volumes), Terminating: p.Leaving,
 	}, err
 }
 
@@ -296,7 +296,7 @@ func (k known) Evict(ctx context.Context, p local.ClusterPod, reason, message st
 
 func clusterPod(p kube.Pod) local.ClusterPod {
 	return local.ClusterPod{
-		Namespace: p.Namespace, Name: p.Name, UID: p.UID, Labels: p.Labels, Addresses: p.Addresses, Live: p.Live, Leaving: p.Leaving, Gone: p.Gone,
+		Namespace: p.Namespace, Name: p.Name, UID: p.UID, Labels: p.Labels, Addresses: p.Addresses, Live: p.Live, Bare: p.Bare, Leaving: p.Leaving, Gone: p.Gone,
 		Termination: local.Termination{PreStop: p.PreStop, Grace: p.Grace},
 	}
 }

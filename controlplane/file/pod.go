@@ -213,36 +213,19 @@ func (r *reader) managed(o gamma.Object, p *corev1.Pod, f *podFacts) []gamma.Fla
 			Capture:     capture,
 			Upstreams:   meta.Upstreams,
 			UID:         string(p.UID),
-			Volumes:     volumes(p),
+			Volumes:     gamma.Volumes(p),
 			UDSSocket:   meta.UDSSocket,
 		}
 		if r.o.OnPods != nil {
 			preStop, grace := gamma.Termination(p)
 			f.own = &Pod{
 				Namespace: o.Namespace, Name: o.Name, UID: string(p.UID), Account: account, Container: container, NetNS: netns, IPs: ips,
-				Labels: p.Labels, Annotations: p.Annotations, Volumes: volumes(p),
+				Labels: p.Labels, Annotations: p.Annotations, Volumes: gamma.Volumes(p),
 				Terminating: p.DeletionTimestamp != nil, PreStop: preStop, Grace: grace,
 			}
 		}
 	}
 	return nil
-}
-
-// volumes are those of a pod; nil where its document names none: it says nothing of them
-// then, as it says nothing of containers (decision 035).
-func volumes(p *corev1.Pod) []model.Volume {
-	if p.Spec.Volumes == nil {
-		return nil
-	}
-	out := make([]model.Volume, 0, len(p.Spec.Volumes))
-	for i := range p.Spec.Volumes {
-		v := model.Volume{Name: p.Spec.Volumes[i].Name}
-		if csi := p.Spec.Volumes[i].CSI; csi != nil {
-			v.Driver = csi.Driver
-		}
-		out = append(out, v)
-	}
-	return out
 }
 
 func podIPs(o gamma.Object, p *corev1.Pod, bad func(int, string, ...any)) []netip.Addr {

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"aether/dataplane/model"
 )
 
 // Termination is how a pod leaves (contract 13.3): the longest sleep before a container of
@@ -31,4 +33,21 @@ const maxTermination = time.Hour
 
 func seconds(s int64) time.Duration {
 	return time.Duration(min(max(s, 0), int64(maxTermination/time.Second))) * time.Second
+}
+
+// Volumes are those of a pod; nil where its document names none: one that somebody wrote says
+// nothing of them then, as it says nothing of containers (decision 035).
+func Volumes(p *corev1.Pod) []model.Volume {
+	if p.Spec.Volumes == nil {
+		return nil
+	}
+	out := make([]model.Volume, 0, len(p.Spec.Volumes))
+	for i := range p.Spec.Volumes {
+		v := model.Volume{Name: p.Spec.Volumes[i].Name}
+		if csi := p.Spec.Volumes[i].CSI; csi != nil {
+			v.Driver = csi.Driver
+		}
+		out = append(out, v)
+	}
+	return out
 }

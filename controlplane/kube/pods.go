@@ -24,6 +24,7 @@ import (
 	"aether/controlplane/endpointmeta"
 	"aether/controlplane/gamma"
 	"aether/controlplane/kube/follow"
+	"aether/dataplane/model"
 )
 
 const (
@@ -48,6 +49,8 @@ type Pod struct {
 	// Live: it runs, is not being deleted, and had a network of its own made by its kubelet's
 	// runtime, which is made anew with the pod.
 	Live bool
+	// Bare: it has no controller, which would make another one in its place.
+	Bare bool
 	// Leaving: its deletion timestamp is set. Gone: it is not there any more.
 	Leaving, Gone bool
 	// PreStop and Grace are how it leaves (contract 13.3); one that is gone has neither.
@@ -56,6 +59,7 @@ type Pod struct {
 	// What Get says beside.
 	Account     string
 	Annotations map[string]string
+	Volumes     []model.Volume // never nil
 }
 
 // PodsConfig of Pods.
@@ -161,6 +165,7 @@ func (p *Pods) Get(ctx context.Context, namespace, name string) (Pod, error) {
 	}
 	k := podOf(&o)
 	k.Labels, k.Annotations, k.Account = o.Labels, o.Annotations, o.Spec.ServiceAccountName
+	k.Volumes = append([]model.Volume{}, gamma.Volumes(&o)...) // none are none: here the whole pod is known
 	return k, nil
 }
 
@@ -339,6 +344,7 @@ func podOf(o *corev1.Pod) Pod {
 	_, mirror := o.Annotations[corev1.MirrorPodAnnotationKey] // of a file of the kubelet's: its eviction makes nothing anew
 	p := Pod{
 		Namespace: o.Namespace, Name: o.Name, UID: string(o.UID), Addresses: len(o.Status.PodIPs), Leaving: o.DeletionTimestamp != nil,
+		Bare: metav1.GetControllerOfNoCopy(o) == nil,
 		Live: o.Status.Phase == corev1.PodRunning && o.DeletionTimestamp == nil && !o.Spec.HostNetwork && !mirror,
 	}
 	if o.Labels[endpointmeta.LabelManaged] == "true" {

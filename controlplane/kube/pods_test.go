@@ -272,7 +272,7 @@ func TestPods(t *testing.T) {
 		o := w.pod("cart-1", func(p *corev1.Pod) { p.Annotations = map[string]string{"endpoint.aether.io/port": "9090"} })
 		p, err := w.pods.Get(t.Context(), w.ns, "cart-1")
 		w.must(err)
-		if p.UID != string(o.UID) || p.Account != "cart" || p.Annotations["endpoint.aether.io/port"] != "9090" || !maps.Equal(p.Labels, o.Labels) || p.Leaving || !p.Live {
+		if p.UID != string(o.UID) || p.Account != "cart" || p.Annotations["endpoint.aether.io/port"] != "9090" || !maps.Equal(p.Labels, o.Labels) || p.Leaving || !p.Live || !p.Bare || p.Volumes == nil {
 			t.Errorf("%+v", p)
 		}
 		w.remove("cart-1", 30)

@@ -163,15 +163,16 @@ func TestAddNamed(t *testing.T) {
 	t.Run("what it is", func(t *testing.T) {
 		inWorld(t, withCluster(), func(w *world) {
 			w.set(func() {
-				w.own["shop/cart-1"] = Pod{UID: "uid-1", Account: "cart", Labels: cart(1).Labels, Annotations: map[string]string{endpointmeta.KeyPort: "9090"}}
+				w.own["shop/cart-1"] = Pod{UID: "uid-1", Account: "cart", Labels: cart(1).Labels, Annotations: map[string]string{endpointmeta.KeyPort: "9090"}, Volumes: []Volume{}}
 			})
 			p := named()
+			p.Volumes = []Volume{{Name: "run", Driver: "csi.aether.io"}}
 			p.Account, p.UID, p.Labels = "admin", "uid-9", map[string]string{"aether.io/managed": "true"} // what a caller says of it
 			p.Annotations = map[string]string{"aether.io/spiffe-id": "spiffe://mesh.test/ns/shop/sa/admin"}
 			if r, err := w.pods.AddNamed(w.t.Context(), p); r != Success || err != nil {
 				t.Fatal(r, err)
 			}
-			if x := w.work["c1"]; x.SPIFFEID != "spiffe://mesh.test/ns/shop/sa/cart" || x.DefaultPort != 9090 || x.Account != "cart" {
+			if x := w.work["c1"]; x.SPIFFEID != "spiffe://mesh.test/ns/shop/sa/cart" || x.DefaultPort != 9090 || x.Account != "cart" || x.Volumes == nil || len(x.Volumes) > 0 {
 				t.Errorf("%+v", x)
 			}
 			w.after(probeInterval)
@@ -338,6 +339,25 @@ func TestEviction(t *testing.T) {
 			w.pass()
 			w.set(func() {
 				if len(w.problems) != 0 {
+					t.Errorf("%+v", w.problems)
+				}
+			})
+		})
+	})
+	t.Run("nobody who has no controller, but it is a problem", func(t *testing.T) {
+		inWorld(t, withCluster(lost(2)...), func(w *world) {
+			w.set(func() {
+				bare := w.api["cart-1"]
+				bare.Bare = true
+				w.api["cart-1"] = bare
+			})
+			w.healthy(cart(9))
+			w.after(time.Hour)
+			if got := strings.Join(w.attempts, " "); !strings.Contains(got, "cart-2") || strings.Contains(got, "cart-1") {
+				t.Errorf("%s", got)
+			}
+			w.set(func() {
+				if len(w.problems["lost uid-1"]) != 1 {
 					t.Errorf("%+v", w.problems)
 				}
 			})

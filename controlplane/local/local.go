@@ -530,7 +530,7 @@ func (l *Pods) AddNamed(ctx context.Context, in Pod) (Result, error) {
 	if err != nil {
 		return fail(fmt.Errorf("ask the API server for it: %w", err))
 	}
-	in.UID, in.Account, in.Labels, in.Annotations, in.Terminating = has.UID, has.Account, has.Labels, has.Annotations, has.Terminating
+	in.UID, in.Account, in.Labels, in.Annotations, in.Volumes, in.Terminating = has.UID, has.Account, has.Labels, has.Annotations, has.Volumes, has.Terminating
 	return l.Add(ctx, in)
 }
 

@@ -44,7 +44,7 @@ type Cluster interface {
 	// waited for. An error: not known now.
 	Pods(ctx context.Context) ([]ClusterPod, error)
 	// Pod asks it for one of them as it is at the moment: names, UID, account, labels,
-	// annotations, and whether it is Terminating. The error is ErrNoPod where the
+	// annotations, volumes, and whether it is Terminating. The error is ErrNoPod where the
 	// node has none of the name.
 	Pod(ctx context.Context, namespace, name string) (Pod, error)
 	// Evict asks for a pod's eviction, and leaves an event on it that says why. Called only
@@ -59,6 +59,8 @@ type ClusterPod struct {
 	Addresses            int
 	// Live: it runs, is not being deleted, and has a network of its own.
 	Live bool
+	// Bare: it has no controller, which would make another one in its place.
+	Bare bool
 	// Leaving: its deletion timestamp is set. Termination counts then.
 	Leaving bool
 	// Gone: it is not there any more, however it went.
@@ -421,7 +423,7 @@ func (l *Pods) evictLost(ctx context.Context, known *clusterPods, timed bool) {
 			lost.told = true
 			problems["lost "+id] = []model.Problem{{Object: "Pod " + p.name(), Reason: "it runs on this node and is not served: its add never came, or was lost; make the pod anew"}}
 		}
-		if timed && evicts && !lost.evicted {
+		if timed && evicts && !lost.evicted && !p.Bare { // a bare one would be gone for good
 			evict = append(evict, p)
 		}
 	}
