@@ -567,7 +567,8 @@ func encode(s string) string {
 func location(e *model.RedirectFilter, f *model.Flow, r *httpmsg.Head, m model.Match) string {
 	host, number := splitHost(string(r.Authority))
 	if host == "" { // GatewayAPI: the address is what names the service
-		if host = f.Dst.Addr().String(); f.Dst.Addr().Is6() {
+		a := f.Dst.Addr().Unmap() // a socket of both families has IPv4 addresses mapped
+		if host = a.WithZone("").String(); a.Is6() {
 			host = "[" + host + "]"
 		}
 	}
