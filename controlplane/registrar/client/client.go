@@ -83,8 +83,9 @@ type Config struct {
 
 	// Whole: rows of all services are kept. Else of those that are declared or asked for.
 	Whole bool
-	// InUse, once a minute, tells the services that traffic went to lately, which keeps
-	// those that were asked for in scope. It may take a second. nil: Used tells.
+	// InUse, once a minute and before the first stream, tells the services that traffic went
+	// to lately, which keeps in scope what is not declared, or is so no more. It may take a
+	// second. nil: Used tells.
 	InUse func(context.Context) []model.ServiceName
 
 	Sink input.Sink   // required
@@ -333,6 +334,9 @@ func (f *follower) follow(ctx context.Context, addr string) error {
 	f.later.Stop()
 	f.laterOn = false
 	last := ""
+	if f.version == "" && c.cfg.InUse != nil && !c.cfg.Whole { // rows of before the start may be in use
+		c.Used(c.cfg.InUse(ctx)...)
+	}
 	want := c.demand.wanted()
 	f.known.wide(c.demand.wide)
 	// Else rows that are missing would be taken for none; a version that only counts may be
@@ -648,6 +652,7 @@ func (f *follower) completed(w *watch) error {
 		if f.delta, w.behind = w, f.main; w.needless(f.main, f.c.demand.wanted()) { // the joining was faster
 			w.close()
 			f.delta = nil
+			f.known.leave(w, f.main)
 		}
 	case f.coming:
 		f.coming = nil

@@ -122,7 +122,7 @@ func TestKilled(t *testing.T) {
 	n := startNode(t, client.Config{Targets: []string{first, second}, Whole: true})
 	defer n.end()
 	full := func() bool { return len(n.heard.of(name("shop/cart"))) == 300 }
-	until(t, "a first state", full)
+	until(t, "a first state", func() bool { return full() && n.heard.status().Connected }) // rows come before the state is whole
 	n.heard.mu.Lock()
 	n.heard.look = func(rows map[model.ServiceName][]string) {
 		if l := len(rows[name("shop/cart")]); l < 300 {

@@ -343,6 +343,16 @@ func (k *known) show(w *watch, covers func(model.ServiceName) bool) {
 	}
 }
 
+// leave forgets the rows of what w covers, which is let go, and main does not.
+func (k *known) leave(w, main *watch) {
+	for n := range w.scope.names {
+		if !main.covers(n) && k.have[n] != nil {
+			delete(k.have, n)
+			k.dirty.add(n)
+		}
+	}
+}
+
 // wide notes why rows of all services are asked for; empty: they are not.
 func (k *known) wide(why string) {
 	if k.broad == why {

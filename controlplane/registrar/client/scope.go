@@ -46,6 +46,7 @@ type demand struct {
 
 	mu       sync.Mutex
 	declared names
+	leaving  names                           // were declared when last it was asked what is in use
 	asked    map[model.ServiceName]time.Time // when it was last asked for or used
 	crowded  bool                            // more than maxAsked are in use
 	wide     string                          // why all is asked for though it need not be; empty: it is not. The follower writes it
@@ -56,7 +57,7 @@ type demand struct {
 
 func (d *demand) init(c *Client) {
 	d.c, d.news = c, make(chan news, 1)
-	d.declared, d.asked = names{}, map[model.ServiceName]time.Time{}
+	d.declared, d.leaving, d.asked = names{}, names{}, map[model.ServiceName]time.Time{}
 }
 
 // tell wakes the follower up.
@@ -98,6 +99,12 @@ func (c *Client) SetDeclared(list []model.ServiceName) {
 	more := false
 	for n := range now {
 		more = more || !d.declared.has(n)
+	}
+	for n := range d.declared { // others than who declared it may use it: the next pruning asks
+		d.leaving.add(n)
+	}
+	for n := range now {
+		delete(d.leaving, n)
 	}
 	d.declared = now
 	d.mu.Unlock()
@@ -171,7 +178,7 @@ func (c *Client) Used(list ...model.ServiceName) {
 	defer d.mu.Unlock()
 	now := time.Now()
 	for _, n := range list {
-		if _, ok := d.asked[n]; ok || d.wide != "" && !d.declared.has(n) && d.catalog.has(n) {
+		if _, ok := d.asked[n]; ok || !d.declared.has(n) && (d.catalog == nil || d.catalog.has(n)) {
 			d.askLocked(n, now)
 		}
 	}
@@ -208,6 +215,9 @@ func (d *demand) wanted() scope {
 	defer d.mu.Unlock()
 	s := scope{names: maps.Clone(d.declared)}
 	for n := range d.asked {
+		s.names.add(n)
+	}
+	for n := range d.leaving {
 		s.names.add(n)
 	}
 	bytes := 0
@@ -272,16 +282,20 @@ func (c *Client) prune(ctx context.Context) {
 		}
 		d := &c.demand
 		d.mu.Lock()
-		for n, at := range d.asked {
-			if time.Since(at) > idleTTL {
-				delete(d.asked, n)
-			}
-		}
+		left := maps.Clone(d.leaving)
 		d.mu.Unlock()
 		if c.cfg.InUse != nil {
 			c.Used(c.cfg.InUse(ctx)...)
 		}
 		d.mu.Lock()
+		for n := range left {
+			delete(d.leaving, n)
+		}
+		for n, at := range d.asked {
+			if time.Since(at) > idleTTL {
+				delete(d.asked, n)
+			}
+		}
 		d.crowded = d.crowded && len(d.asked) > maxAsked/2
 		d.mu.Unlock()
 		d.tell(tidyUp)

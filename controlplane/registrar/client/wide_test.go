@@ -281,9 +281,15 @@ func TestTooManyToName(t *testing.T) {
 				for _, s := range []string{tt.fits[0].String(), tt.one.String(), "shop/cart"} {
 					f.add(s, pod("10.0.0.1", healthy, false))
 				}
+				used := false
 				n := startNode(t, client.Config{
 					Targets: []string{"10.0.0.1:8443"}, Dial: f.dial,
-					InUse: func(ctx) []model.ServiceName { return []model.ServiceName{name("shop/cart")} },
+					InUse: func(ctx) []model.ServiceName {
+						if !used {
+							return nil
+						}
+						return []model.ServiceName{name("shop/cart")}
+					},
 				})
 				defer n.end()
 				n.SetDeclared(tt.fits)
@@ -297,6 +303,7 @@ func TestTooManyToName(t *testing.T) {
 					t.Fatalf("%q, everything %v", p, all)
 				}
 				n.agrees(t, f, everything)
+				used = true
 				n.SetDeclared(tt.fits) // one fewer: not to and fro
 				pass(2 * time.Minute)
 				if _, all := n.said(f); !all {
