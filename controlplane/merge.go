@@ -28,7 +28,7 @@ type change struct {
 }
 
 func (c *change) any() bool {
-	return len(c.endpoints)+len(c.services)+len(c.filters)+len(c.policies)+len(c.catalog)+len(c.kept)+len(c.routes) > 0 || c.workloads || c.settings || c.locality
+	return len(c.endpoints)+len(c.services)+len(c.filters)+len(c.policies)+len(c.catalog)+len(c.kept)+len(c.routes)+len(c.namespaces) > 0 || c.workloads || c.settings || c.locality
 }
 
 func note[K comparable](to *map[K]struct{}, k K) {
