@@ -48,7 +48,8 @@ type Pod struct {
 	Addresses int
 	// Live: it runs, is not being deleted, and had a network of its own made by its kubelet's
 	// runtime, which is made anew with the pod.
-	Live bool
+	Live   bool
+	mirror bool // of a file of its kubelet's, which makes it anew whatever becomes of this object; UID is the file's
 	// Bare: it has no controller, which would make another one in its place.
 	Bare bool
 	// Leaving: its deletion timestamp is set. Gone: it is not there any more.
@@ -151,7 +152,7 @@ func (p *Pods) List(ctx context.Context) ([]Pod, error) {
 }
 
 // Get asks the API server for a pod, as it is now. The error is ErrNoPod where it has none, or
-// that is another node's.
+// that is another node's, of which the UID is given.
 func (p *Pods) Get(ctx context.Context, namespace, name string) (Pod, error) {
 	var o corev1.Pod
 	err := p.core.Get().Namespace(namespace).Resource("pods").Name(name).Do(ctx).Into(&o)
@@ -160,10 +161,11 @@ func (p *Pods) Get(ctx context.Context, namespace, name string) (Pod, error) {
 		return Pod{}, ErrNoPod
 	case err != nil:
 		return Pod{}, explainPods(err)
-	case o.Spec.NodeName != p.cfg.Node:
-		return Pod{}, fmt.Errorf("%w: its node is %q, and this one %q", ErrNoPod, o.Spec.NodeName, p.cfg.Node)
 	}
 	k := podOf(&o)
+	if o.Spec.NodeName != p.cfg.Node {
+		return Pod{UID: k.UID}, fmt.Errorf("%w: its node is %q, and this one %q: is --node its spec.nodeName?", ErrNoPod, o.Spec.NodeName, p.cfg.Node)
+	}
 	k.Labels, k.Annotations, k.Account = o.Labels, o.Annotations, o.Spec.ServiceAccountName
 	k.Volumes = append([]model.Volume{}, gamma.Volumes(&o)...) // none are none: here the whole pod is known
 	return k, nil
@@ -262,7 +264,7 @@ func (p *Pods) hear(n follow.News[*keptPod]) {
 			leave = p.setLocked(leave, o, old)
 		}
 		for _, was := range old {
-			leave = append(leave, was.pod.gone())
+			leave = leaves(leave, was.pod.gone())
 		}
 		if !p.listed {
 			p.listed = true
@@ -271,7 +273,7 @@ func (p *Pods) hear(n follow.News[*keptPod]) {
 	case follow.Removed:
 		for _, o := range n.Objects {
 			delete(p.pods, o.pod.key())
-			leave = append(leave, o.pod.gone())
+			leave = leaves(leave, o.pod.gone())
 		}
 	default:
 		for _, o := range n.Objects {
@@ -287,6 +289,14 @@ func (p *Pods) hear(n follow.News[*keptPod]) {
 	}
 }
 
+// leaves adds to list a pod that leaves. With a mirror no container goes.
+func leaves(list []Pod, p Pod) []Pod {
+	if p.mirror {
+		return list
+	}
+	return append(list, p)
+}
+
 // setLocked takes a pod, of which old has what was known, and adds to leave what leaves by it.
 func (p *Pods) setLocked(leave []Pod, o *keptPod, old map[string]*keptPod) []Pod {
 	key := o.pod.key()
@@ -295,11 +305,11 @@ func (p *Pods) setLocked(leave []Pod, o *keptPod, old map[string]*keptPod) []Pod
 		if was.pod.UID == o.pod.UID {
 			o.told = was.told
 		} else { // the old one's end was not heard of
-			leave = append(leave, was.pod.gone())
+			leave = leaves(leave, was.pod.gone())
 		}
 	}
 	if o.pod.Leaving {
-		leave = append(leave, o.pod)
+		leave = leaves(leave, o.pod)
 	}
 	if len(p.pods) >= maxPods {
 		p.over = true
@@ -341,11 +351,15 @@ func keepPod(o runtime.Object) *keptPod {
 
 // podOf reads a pod; of its labels only what puts it in the mesh.
 func podOf(o *corev1.Pod) Pod {
-	_, mirror := o.Annotations[corev1.MirrorPodAnnotationKey] // of a file of the kubelet's: its eviction makes nothing anew
+	file, mirror := o.Annotations[corev1.MirrorPodAnnotationKey] // its eviction makes nothing anew
 	p := Pod{
-		Namespace: o.Namespace, Name: o.Name, UID: string(o.UID), Addresses: len(o.Status.PodIPs), Leaving: o.DeletionTimestamp != nil,
+		mirror:    mirror,
+		Namespace: o.Namespace, Name: o.Name, UID: string(o.UID), Addresses: len(o.Status.PodIPs), Leaving: o.DeletionTimestamp != nil && !mirror,
 		Bare: metav1.GetControllerOfNoCopy(o) == nil,
 		Live: o.Status.Phase == corev1.PodRunning && o.DeletionTimestamp == nil && !o.Spec.HostNetwork && !mirror,
+	}
+	if mirror {
+		p.UID = file // the kubelet's for it, which the runtime and plugins know it by
 	}
 	if o.Labels[endpointmeta.LabelManaged] == "true" {
 		p.Labels = managedLabels

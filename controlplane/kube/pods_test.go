@@ -235,6 +235,15 @@ func TestPods(t *testing.T) {
 		})
 		w.list("done managed 1", "failed managed 1", "host managed 1", "other 1 live", "runs managed 1 live", "starts managed 0", "static managed 1")
 		w.told()
+		// The static pod is its kubelet's, by a UID of that one's; its object is made anew, and no container goes with it.
+		p, err := w.pods.Get(t.Context(), w.ns, "static")
+		w.must(err)
+		if p.UID != "x" {
+			t.Errorf("UID %q, want the file's", p.UID)
+		}
+		w.remove("static", 0)
+		w.list("done managed 1", "failed managed 1", "host managed 1", "other 1 live", "runs managed 1 live", "starts managed 0")
+		w.told()
 	})
 
 	t.Run("how they leave", func(t *testing.T) {
@@ -281,8 +290,8 @@ func TestPods(t *testing.T) {
 		}
 		w.pod("far", func(p *corev1.Pod) { p.Spec.NodeName = "another" })
 		for _, name := range []string{"none", "far"} {
-			if _, err := w.pods.Get(t.Context(), w.ns, name); !errors.Is(err, kube.ErrNoPod) {
-				t.Errorf("%s: %v", name, err)
+			if p, err := w.pods.Get(t.Context(), w.ns, name); !errors.Is(err, kube.ErrNoPod) || (p.UID != "") != (name == "far") {
+				t.Errorf("%s: UID %q, %v", name, p.UID, err)
 			}
 		}
 		if _, err := w.pods.Get(t.Context(), w.ns, "../cart"); err == nil || errors.Is(err, kube.ErrNoPod) {

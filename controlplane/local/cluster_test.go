@@ -167,7 +167,7 @@ func TestAddNamed(t *testing.T) {
 			})
 			p := named()
 			p.Volumes = []Volume{{Name: "run", Driver: "csi.aether.io"}}
-			p.Account, p.UID, p.Labels = "admin", "uid-9", map[string]string{"aether.io/managed": "true"} // what a caller says of it
+			p.Account, p.Labels = "admin", map[string]string{"aether.io/managed": "true"} // what a caller says of it
 			p.Annotations = map[string]string{"aether.io/spiffe-id": "spiffe://mesh.test/ns/shop/sa/admin"}
 			if r, err := w.pods.AddNamed(w.t.Context(), p); r != Success || err != nil {
 				t.Fatal(r, err)
@@ -184,6 +184,16 @@ func TestAddNamed(t *testing.T) {
 				t.Fatal(r, err)
 			}
 			w.is("c1", "DRAINING")
+		})
+	})
+	t.Run("another one of its name", func(t *testing.T) {
+		inWorld(t, withCluster(), func(w *world) {
+			w.set(func() { w.own["shop/cart-1"] = Pod{UID: "uid-2", Account: "admin", Labels: cart(1).Labels} })
+			p := named()
+			p.UID = "uid-1"
+			if _, err := w.pods.AddNamed(w.t.Context(), p); err == nil || !strings.Contains(err.Error(), "another pod") || len(w.work) > 0 {
+				t.Errorf("%v, served: %v", err, w.work)
+			}
 		})
 	})
 	t.Run("one that leaves already has no row", func(t *testing.T) {
@@ -275,7 +285,12 @@ func TestForgetByTheAPIServer(t *testing.T) {
 		if len(w.work) != 4 {
 			t.Fatalf("%d pods: some are forgotten while nobody can be asked", len(w.work))
 		}
-		w.set(func() { w.askErr = nil })
+		w.set(func() { w.askErr, w.elsewhere = nil, true }) // as where this process has another name for the node
+		w.pass()
+		if got := w.containers(); got != "c1 c3 c4" {
+			t.Errorf("left: %s", got)
+		}
+		w.set(func() { w.elsewhere = false })
 		w.pass()
 		if got := w.containers(); got != "c1" || w.pods.Counts.OrphansPruned.Value() != 3 {
 			t.Errorf("left: %s", got)

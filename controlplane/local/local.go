@@ -235,7 +235,7 @@ func New(c Config) (*Pods, error) {
 		c.NetNS = checkNetNS
 	}
 	l := &Pods{
-		cfg: c, log: c.Log, quiet: telemetry.NewQuiet(c.Log, time.Minute, nil), rarely: telemetry.NewQuiet(c.Log, time.Hour, nil), store: store{c.Dir}, place: c.Place,
+		cfg: c, log: c.Log, quiet: telemetry.NewQuiet(c.Log, time.Minute, nil), rarely: telemetry.NewQuiet(c.Log, time.Hour, nil), store: store{dir: c.Dir}, place: c.Place,
 		probes: make(chan struct{}, maxProbes), writes: make(chan struct{}, maxWrites), resync: make(chan struct{}, 1),
 		pods: map[string]*pod{}, rows: map[rowKey]*row{}, lost: map[string]*lostPod{},
 		early: map[string]Termination{},
@@ -254,6 +254,12 @@ func New(c Config) (*Pods, error) {
 // takeLocked takes what is on disk, and adds to batch what the sink is to be told of it.
 func (l *Pods) takeLocked(records []record, bad []damaged, batch *input.Batch) {
 	for _, d := range bad {
+		if d.unread {
+			l.Counts.StorageErrors.Inc()
+			l.log.Error("a pod's record cannot be read now; the pod is not served until this process is started again, or the pod is made anew", "file", d.path, "err", d.err)
+			batch.Problems["record "+d.path] = []model.Problem{{Object: "Pod record", Where: d.path, Reason: d.err.Error() + "; the pod is served once this process is started again, or the pod is made anew"}}
+			continue
+		}
 		l.log.Error("a pod's record cannot be read and is set aside; the pod is not served", "file", d.path, "err", d.err)
 		batch.Problems["record "+d.path] = []model.Problem{{Object: "Pod record", Where: d.path, Reason: d.err.Error() + "; the pod is served again once it is made anew"}}
 		l.Counts.DamagedRecords.Inc()
@@ -283,6 +289,9 @@ func (l *Pods) takeLocked(records []record, bad []damaged, batch *input.Batch) {
 func (l *Pods) inheritLocked() {
 	l.store.tidy()
 	records, bad, err := l.store.load()
+	if i := slices.IndexFunc(bad, func(d damaged) bool { return d.unread }); err == nil && i >= 0 {
+		err = bad[i].err
+	}
 	if err != nil {
 		l.Counts.StorageErrors.Inc()
 		l.log.Error("what there is of the pods on disk cannot be read again: what it was at the start counts", "err", err)
@@ -530,6 +539,9 @@ func (l *Pods) AddNamed(ctx context.Context, in Pod) (Result, error) {
 	if err != nil {
 		return fail(fmt.Errorf("ask the API server for it: %w", err))
 	}
+	if in.UID != "" && in.UID != has.UID {
+		return fail(errors.New("another pod has its name by now"))
+	}
 	in.UID, in.Account, in.Labels, in.Annotations, in.Volumes, in.Terminating = has.UID, has.Account, has.Labels, has.Annotations, has.Volumes, has.Terminating
 	return l.Add(ctx, in)
 }
@@ -587,6 +599,7 @@ func (l *Pods) add(in Pod) (p *pod, fresh bool, err error) {
 		Workloads: map[string][]model.Workload{in.ContainerID: {p.work}},
 		Problems: map[string][]model.Problem{
 			problemKey(in.ContainerID):                               p.problems(),
+			"record " + l.store.path(in.ContainerID):                 nil,
 			"record " + l.store.path(in.ContainerID) + damagedSuffix: nil,
 		},
 	})

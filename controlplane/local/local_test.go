@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -867,6 +869,51 @@ func TestDamagedStorage(t *testing.T) {
 		}
 		if err := w.pods.Remove(w.t.Context(), "annotated"); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestUnreadRecords: a record that cannot be read now, as for want of descriptors, is no damaged one: it stays on
+// disk, and a process that has read it before goes on with it.
+func TestUnreadRecords(t *testing.T) {
+	dir := t.TempDir()
+	const text = `{"version":1,"name":"%s","namespace":"shop","container_id":"%[1]s","network_namespace":"/x","ips":["10.1.0.8"],"health":"HEALTHY"}`
+	for _, name := range []string{"one", "two", "gone"} {
+		if err := os.WriteFile(filepath.Join(dir, name+recordSuffix), fmt.Appendf(nil, text, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := store{dir: dir, open: func(path string) (*os.File, error) {
+		switch filepath.Base(path) {
+		case "two" + recordSuffix:
+			return nil, &fs.PathError{Op: "open", Path: path, Err: syscall.EMFILE}
+		case "gone" + recordSuffix: // since the directory was read
+			return nil, &fs.PathError{Op: "open", Path: path, Err: syscall.ENOENT}
+		}
+		return os.Open(path)
+	}}
+	records, bad, err := s.load()
+	if err != nil || len(records) != 1 || records[0].Name != "one" {
+		t.Fatalf("%+v, %v", records, err)
+	}
+	if len(bad) != 1 || !bad[0].unread || !errors.Is(bad[0].err, syscall.EMFILE) {
+		t.Fatalf("%+v", bad)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "two"+recordSuffix)); err != nil {
+		t.Error(err)
+	}
+
+	inWorld(t, func(w *world) {
+		if err := os.WriteFile(filepath.Join(w.cfg.Dir, "two"+recordSuffix), fmt.Appendf(nil, text, "two"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}, func(w *world) {
+		w.pods.store.open = s.open
+		w.pods.mu.Lock()
+		w.pods.inheritLocked()
+		w.pods.mu.Unlock()
+		if _, ok := w.work["two"]; !ok || w.pods.Counts.StorageErrors.Value() != 1 {
+			t.Errorf("served: %v", w.work)
 		}
 	})
 }

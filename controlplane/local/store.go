@@ -119,15 +119,20 @@ func plainName(s string) bool {
 }
 
 // store keeps a file a pod, each whole or not there (contract 13.1).
-type store struct{ dir string }
-
-// damaged is a file that is no record.
-type damaged struct {
-	path string // where it has been put
-	err  error
+type store struct {
+	dir  string
+	open func(path string) (*os.File, error) // os.Open, but for tests
 }
 
-// load reads every record. Files that are none are put aside and told.
+// damaged is a file that is no record, or cannot be read.
+type damaged struct {
+	path   string // where it has been put
+	err    error
+	unread bool // what it says is not known now: it stays where it is
+}
+
+// load reads every record. Files that are none are put aside and told; those that cannot be
+// read now, as for want of descriptors, are told and stay.
 func (s store) load() (records []record, bad []damaged, err error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("the pods' directory: %w", err)
@@ -142,19 +147,25 @@ func (s store) load() (records []record, bad []damaged, err error) {
 		if !ok || !e.Type().IsRegular() || strings.HasPrefix(e.Name(), temporary) {
 			continue
 		}
-		r, err := read(path)
+		r, err := s.read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed meanwhile, by the process that leads the pods
+		}
 		if err == nil && r.ContainerID != name {
 			err = fmt.Errorf("it is of container %.80q", r.ContainerID)
 		}
+		_, unread := errors.AsType[*fs.PathError](err) // of the file system, and not of what is written there
 		switch {
+		case unread:
+			bad = append(bad, damaged{path, err, true})
 		case err != nil:
-			d := damaged{path + damagedSuffix, err}
+			d := damaged{path: path + damagedSuffix, err: err}
 			if mv := os.Rename(path, d.path); mv != nil {
 				d.path, d.err = path, errors.Join(err, mv)
 			}
 			bad = append(bad, d)
 		case len(records) >= maxPods:
-			bad = append(bad, damaged{path, fmt.Errorf("a node has at most %d pods: it is not read", maxPods)})
+			bad = append(bad, damaged{path: path, err: fmt.Errorf("a node has at most %d pods: it is not read", maxPods)})
 		default:
 			records = append(records, r)
 		}
@@ -177,8 +188,12 @@ func (r *record) same(o *record) bool {
 	return errA == nil && errB == nil && bytes.Equal(a, b)
 }
 
-func read(path string) (r record, err error) {
-	f, err := os.Open(path)
+func (s store) read(path string) (r record, err error) {
+	open := os.Open
+	if s.open != nil {
+		open = s.open
+	}
+	f, err := open(path)
 	if err != nil {
 		return r, err
 	}

@@ -45,7 +45,7 @@ type Cluster interface {
 	Pods(ctx context.Context) ([]ClusterPod, error)
 	// Pod asks it for one of them as it is at the moment: names, UID, account, labels,
 	// annotations, volumes, and whether it is Terminating. The error is ErrNoPod where the
-	// node has none of the name.
+	// node has none of the name; with the UID, where another node has it.
 	Pod(ctx context.Context, namespace, name string) (Pod, error)
 	// Evict asks for a pod's eviction, and leaves an event on it that says why. Called only
 	// where Config.EvictLost.
@@ -282,6 +282,9 @@ func (l *Pods) confirm(ctx context.Context, absent []*pod) map[*pod]bool {
 	for _, p := range absent {
 		has, err := l.cfg.Cluster.Pod(ctx, p.rec.Namespace, p.rec.Name)
 		switch {
+		case errors.Is(err, ErrNoPod) && has.UID != "" && has.UID == p.rec.UID: // a pod never changes its node
+			l.Counts.SweepErrors.Inc()
+			l.quiet.Warn("node", "a pod of this node is another's to the API server: it is kept; start the proxy with the node's own name", "pod", p.name(), "err", err)
 		case errors.Is(err, ErrNoPod):
 			out[p] = true
 		case err != nil:

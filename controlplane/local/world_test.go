@@ -29,29 +29,30 @@ type world struct {
 	start time.Time
 	stop  func() // ends Run
 
-	mu       sync.Mutex
-	rows     map[string]*registrypb.ServiceEndpoint // "shop/cart PROTOCOL_HTTP 10.1.0.1"
-	said     []string                               // what the registry was told, with the time since start
-	failing  func(call string) error                // of the registry; nil: none fails
-	hangs    bool                                   // calls end with their context
-	derived  bool                                   // the registry makes its rows itself
-	by       registry.Statement                     // of the last row that was taken out
-	lists    int
-	answers  map[string]error // of applications, by container; not there: it answers
-	probed   []string         // container and time
-	uncert   map[string]bool  // containers without a certificate
-	gone     map[string]bool  // paths of namespaces
-	work     map[string]model.Workload
-	problems map[string][]model.Problem
-	applied  []string // what the sink was told
-	api      map[string]ClusterPod
-	apiErr   error
-	askErr   error          // of the API server itself
-	own      map[string]Pod // what it has besides api, by namespace/name
-	evicted  []string
-	evictErr func(ClusterPod) error
-	attempts []string // evictions asked for
-	logs     *strings.Builder
+	mu        sync.Mutex
+	rows      map[string]*registrypb.ServiceEndpoint // "shop/cart PROTOCOL_HTTP 10.1.0.1"
+	said      []string                               // what the registry was told, with the time since start
+	failing   func(call string) error                // of the registry; nil: none fails
+	hangs     bool                                   // calls end with their context
+	derived   bool                                   // the registry makes its rows itself
+	by        registry.Statement                     // of the last row that was taken out
+	lists     int
+	answers   map[string]error // of applications, by container; not there: it answers
+	probed    []string         // container and time
+	uncert    map[string]bool  // containers without a certificate
+	gone      map[string]bool  // paths of namespaces
+	work      map[string]model.Workload
+	problems  map[string][]model.Problem
+	applied   []string // what the sink was told
+	api       map[string]ClusterPod
+	apiErr    error
+	askErr    error          // of the API server itself
+	elsewhere bool           // to it, the others are another node's
+	own       map[string]Pod // what it has besides api, by namespace/name
+	evicted   []string
+	evictErr  func(ClusterPod) error
+	attempts  []string // evictions asked for
+	logs      *strings.Builder
 }
 
 // inWorld runs f in a bubble, with pods that run.
@@ -278,7 +279,11 @@ func (w *world) Pod(_ context.Context, namespace, name string) (Pod, error) {
 			return Pod{Namespace: namespace, Name: name, UID: p.UID, Labels: p.Labels, Terminating: p.Leaving}, nil
 		}
 	}
-	return Pod{}, fmt.Errorf("%s/%s: %w", namespace, name, ErrNoPod)
+	p := Pod{}
+	if w.elsewhere {
+		p.UID = "uid-" + strings.TrimPrefix(name, "cart-")
+	}
+	return p, fmt.Errorf("%s/%s: %w", namespace, name, ErrNoPod)
 }
 
 func (w *world) Evict(_ context.Context, p ClusterPod, reason, _ string) error {

@@ -175,6 +175,9 @@ func (s *Server) enqueueLocked(service model.ServiceName, ip string, e *registry
 	} else if p.written.IsZero() && (p.endpoint == nil) == (e == nil) && same(p.rows, rows) {
 		p.since = time.Now() // it is on its way, and whoever wants it does so still
 		p.passed, p.said = 0, said
+		if p.writing {
+			p.gen++ // the store may refuse what is on its way as outdated, and not this
+		}
 		return
 	}
 	p.endpoint, p.rows, p.said = e, rows, said
