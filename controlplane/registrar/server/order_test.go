@@ -315,3 +315,42 @@ func TestOvertakenWhileWriting(t *testing.T) {
 		}
 	})
 }
+
+// outdating is a store whose first removal takes its time, and finds that what is there was said later.
+type outdating struct {
+	*storetest.Store
+	letGo chan struct{}
+	said  chan uint64
+}
+
+func (o *outdating) Delete(ctx context.Context, n model.ServiceName, ip string, by registry.Statement) error {
+	o.said <- by.Stated
+	if by.Stated == 2 {
+		<-o.letGo
+		return registry.ErrOutdated
+	}
+	return o.Store.Delete(ctx, n, ip, by)
+}
+
+// TestSaidAgainWhileWriting: that the store refuses a removal says nothing of the same one that was said again, later.
+func TestSaidAgainWhileWriting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &outdating{storetest.New("local", "local"), make(chan struct{}), make(chan uint64, 8)}
+		store.Set(storetest.Rows("local", "local", cart, said("10.0.0.1", "node-a", 1, registrypb.ServiceEndpoint_HEALTHY))...)
+		r := start(t, Config{Store: store})
+		defer r.stop()
+		c := r.dial()
+		synctest.Wait()
+		unsaid(t, c, "10.0.0.1", "node-a", 2)
+		synctest.Wait()
+		unsaid(t, c, "10.0.0.1", "node-a", 4)
+		close(store.letGo)
+		synctest.Wait()
+		if n := len(store.said); n != 2 || len(store.All()) != 0 {
+			t.Fatalf("the store was told %d times, and has %v", n, store.All())
+		}
+		if a, b := <-store.said, <-store.said; a != 2 || b != 4 {
+			t.Errorf("the store was told of %d and %d", a, b)
+		}
+	})
+}
