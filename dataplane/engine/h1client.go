@@ -509,29 +509,31 @@ func (p *appPool) send(x *exchange.Exchange) {
 		return
 	}
 	x.Park()
-	gen := x.Gen
+	w := waiter{x, x.Gen}
 	p.socks.Request(v6, func(fd int, err error) {
-		perr := p.l.Post(func() {
-			alive := x.Gen == gen && !x.Over()
-			switch {
-			case err != nil:
-				if alive {
-					x.Cause = err
-					x.ResponseGone(exchange.Connect)
-				}
-			case !alive || p.dead:
-				unix.Close(fd)
-				if alive {
-					x.ResponseGone(exchange.Connect)
-				}
-			default:
-				p.dial(x, fd)
-			}
-		})
-		if perr != nil && err == nil {
+		if perr := p.l.Post(func() { p.made(w, fd, err) }); perr != nil && err == nil {
 			unix.Close(fd)
 		}
 	})
+}
+
+// made takes the socket that was made for w, or why there is none.
+func (p *appPool) made(w waiter, fd int, err error) {
+	alive := w.alive()
+	switch {
+	case err != nil:
+		if alive {
+			w.x.Cause = err
+			w.x.ResponseGone(exchange.Connect)
+		}
+	case !alive || p.dead:
+		unix.Close(fd)
+		if alive {
+			w.x.ResponseGone(exchange.Connect)
+		}
+	default:
+		p.dial(w.x, fd)
+	}
 }
 
 func (p *appPool) dial(x *exchange.Exchange, fd int) {

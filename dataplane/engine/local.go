@@ -63,21 +63,7 @@ func (p *appPool) dialLocal(x *exchange.Exchange) {
 	p.dialUnix(sh, localDial{
 		wanted: w.alive,
 		on: func(fd int, err error) {
-			alive := w.alive()
-			switch {
-			case err != nil:
-				if alive {
-					x.Cause = err
-					x.ResponseGone(exchange.Connect)
-				}
-			case !alive || p.dead:
-				unix.Close(fd)
-				if alive {
-					x.ResponseGone(exchange.Connect)
-				}
-			default:
-				p.dial(x, fd)
-			}
+			p.made(w, fd, err)
 			p.check()
 		},
 	})
