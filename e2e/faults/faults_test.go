@@ -378,6 +378,7 @@ func TestFaults(t *testing.T) {
 		{"the disk of the last good state is full", diskFull},
 		{"registrar killed and started anew", registrarKilled},
 		{"etcd compacted while the registrar is cut off", compacted},
+		{"thousands of bad rows", badRows},
 		{"that the disk is full is told", diskFullTold},
 		{"etcd killed and restored", etcdKilled},
 		{"a proxy is replaced", replaced},
