@@ -379,6 +379,7 @@ func TestFaults(t *testing.T) {
 		{"registrar killed and started anew", registrarKilled},
 		{"etcd compacted while the registrar is cut off", compacted},
 		{"thousands of bad rows", badRows},
+		{"a watcher that does not read", stalledWatcher},
 		{"that the disk is full is told", diskFullTold},
 		{"etcd killed and restored", etcdKilled},
 		{"a proxy is replaced", replaced},
