@@ -16,10 +16,11 @@ import (
 func TestInUseIsInScope(t *testing.T) {
 	pay := name("shop/pay")
 	for _, tt := range []struct {
-		name string
-		do   func(t *testing.T, n *node, use *atomic.Bool)
+		name   string
+		before bool // it is in use before the start
+		do     func(t *testing.T, n *node, use *atomic.Bool)
 	}{
-		{"declared by a pod that leaves, used by another", func(t *testing.T, n *node, use *atomic.Bool) {
+		{"declared by a pod that leaves, used by another", false, func(t *testing.T, n *node, use *atomic.Bool) {
 			use.Store(true)
 			n.SetDeclared([]model.ServiceName{name("shop/cart"), pay})
 			pass(5*time.Minute + time.Second)
@@ -28,7 +29,7 @@ func TestInUseIsInScope(t *testing.T) {
 			}
 			n.SetDeclared([]model.ServiceName{name("shop/cart")})
 		}},
-		{"used again in the last minute of its hour", func(t *testing.T, n *node, use *atomic.Bool) {
+		{"used again in the last minute of its hour", false, func(t *testing.T, n *node, use *atomic.Bool) {
 			n.SetDeclared([]model.ServiceName{name("shop/cart")})
 			pass(time.Second)
 			n.Want(pay)
@@ -38,8 +39,7 @@ func TestInUseIsInScope(t *testing.T) {
 			}
 			use.Store(true)
 		}},
-		{"by rows of before the start", func(t *testing.T, n *node, use *atomic.Bool) {
-			use.Store(true)
+		{"by rows of before the start", true, func(t *testing.T, n *node, use *atomic.Bool) {
 			n.SetDeclared([]model.ServiceName{name("shop/cart")})
 			pass(5 * time.Second)
 		}},
@@ -51,6 +51,7 @@ func TestInUseIsInScope(t *testing.T) {
 					f.add(s, pod("10.0.0.1", healthy, false))
 				}
 				var use atomic.Bool
+				use.Store(tt.before)
 				n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443"}, Dial: f.dial, InUse: func(context.Context) []model.ServiceName {
 					if use.Load() {
 						return []model.ServiceName{pay}
