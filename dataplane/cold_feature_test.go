@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -249,4 +250,24 @@ func TestColdRaw(t *testing.T) {
 	w.wants()
 	w.news(w.cold + fmt.Sprintf("pods shop/cart %d=http ip=127.1.0.1\n", w.http)) // no port of it any more
 	w.ended(2, 1, 1, 0)                                                           // it is looked at now
+}
+
+// TestColdUnknown: a name that the catalog does not have waits for nothing and asks for nothing (contract 9.9); with
+// -v it says how long that takes.
+func TestColdUnknown(t *testing.T) {
+	w := newColdTown(t)
+	var took []time.Duration
+	for range 200 {
+		a := <-w.request(t.Context(), "GET", fmt.Sprintf("nobody.shop.aether.internal:%d", w.http), "")
+		if a.err != nil || a.code != 404 {
+			t.Fatalf("%d %q, %v", a.code, a.text, a.err)
+		}
+		took = append(took, a.took)
+	}
+	w.ended(0, 0, 0, 0)
+	if len(w.wanted) != 0 {
+		t.Errorf("%s is asked for", <-w.wanted)
+	}
+	slices.Sort(took)
+	t.Logf("refused after %s in the middle, %s at p99", took[len(took)/2], took[len(took)*99/100])
 }

@@ -31,16 +31,25 @@ import (
 func New(t testing.TB) *netns.NS {
 	t.Helper()
 	var f *os.File
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			f, err = os.Open("/proc/thread-self/ns/net")
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
+	var unshare func() error
+	unshare = func() error {
+		done := make(chan error, 1)
+		go func() {
+			runtime.LockOSThread()
+			if unix.Gettid() == os.Getpid() { // the first thread cannot end: while it is held here, another is taken
+				defer runtime.UnlockOSThread()
+				done <- unshare()
+				return
+			}
+			err := unix.Unshare(unix.CLONE_NEWNET) // never unlocked: the thread ends with the goroutine
+			if err == nil {
+				f, err = os.Open("/proc/thread-self/ns/net")
+			}
+			done <- err
+		}()
+		return <-done
+	}
+	if err := unshare(); err != nil {
 		t.Fatalf("netnstest: make a namespace (this test needs root): %v", err)
 	}
 	ns, err := netns.Open(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()))
