@@ -81,12 +81,19 @@ lint: ## Check format, vet, staticcheck, known vulnerabilities
 	 *) echo "$$out"; exit 1 ;; \
 	 esac
 
+# One instrumented binary a package: to link one for each target takes longer than to run it.
 .PHONY: fuzz
 fuzz: ## Run every fuzz target, FUZZTIME times each (20000x)
-	@grep -rE --include='*_test.go' -o '^func Fuzz[A-Za-z0-9_]*' . | sort | while IFS=: read -r file func; do \
-		dir=$${file%/*}; echo "$$dir $${func#func }"; \
-		go test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime=$(FUZZTIME) "$$dir"; \
-	 done
+	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; cache=$$(go env GOCACHE)/fuzz/aether; n=0; \
+	 for dir in $$(grep -rlE --include='*_test.go' '^func Fuzz' . | xargs -n 1 dirname | sort -u); do \
+		go test -c -fuzz . -o "$$tmp/fuzz.test" "$$dir"; \
+		for func in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]*' "$$dir"/*_test.go | cut -c 6- | sort); do \
+			(cd "$$dir" && "$$tmp/fuzz.test" -test.run '^$$' -test.fuzz "^$$func\$$" -test.fuzztime $(FUZZTIME) -test.fuzzcachedir "$$cache/$$dir") >"$$tmp/out" 2>&1 || { cat "$$tmp/out"; exit 1; }; \
+			echo "$$dir $$func: $$(grep -oE 'execs: [0-9]+' "$$tmp/out" | tail -n 1)"; \
+			n=$$((n + 1)); \
+		done; \
+	 done; \
+	 echo "$$n fuzz targets, $(FUZZTIME) runs each, no finding"
 
 .PHONY: soak-decide
 soak-decide: ## Hold decisions against the reference, CASES times (1000000); SEED repeats a run

@@ -11,17 +11,37 @@ import (
 	"aether/e2e/tool"
 )
 
-// TestRegistry: the demo over a registrar and a real etcd: its 13 answers, and a pod that
-// goes.
-func TestRegistry(t *testing.T) {
+// build makes the named binaries of the repository in a directory of the test's, and returns it.
+func build(t *testing.T, names ...string) string {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root")
 	}
 	dir := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", dir+string(filepath.Separator), "aether/cmd/aether-proxy", "aether/cmd/aether-registrar")
-	if b, err := build.CombinedOutput(); err != nil {
+	args := []string{"build", "-o", dir + string(filepath.Separator)}
+	for _, name := range names {
+		args = append(args, "aether/cmd/"+name)
+	}
+	if b, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, b)
 	}
+	return dir
+}
+
+// TestFiles is the demo as `make demo` runs it: every node reads files, and its 13 answers are right.
+func TestFiles(t *testing.T) {
+	dir := build(t, "aether-proxy")
+	var out bytes.Buffer
+	err := Run(t.Context(), Options{Proxy: filepath.Join(dir, "aether-proxy"), Out: &out})
+	if err != nil || !strings.Contains(out.String(), "13 calls, all as they must be") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+// TestRegistry: the demo over a registrar and a real etcd: its 13 answers, and a pod that
+// goes.
+func TestRegistry(t *testing.T) {
+	dir := build(t, "aether-proxy", "aether-registrar")
 	etcd, err := tool.Etcd.Build(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -222,6 +222,7 @@ type load struct {
 	w    *world
 	stop func()
 
+	start  time.Time
 	mu     sync.Mutex
 	sent   int
 	why    []string
@@ -231,21 +232,20 @@ type load struct {
 	news   chan struct{}  // closed and replaced at each answer
 }
 
-// begin sends: most requests on connections that are kept, one in eight on a new one.
+// begin sends: most requests on connections that are kept, one in eight on a new one. One that is late is sent at once,
+// none is left out.
 func (w *world) begin() *load {
-	l := &load{w: w, from: map[string]int{}, routes: map[string]int{}, news: make(chan struct{})}
+	l := &load{w: w, start: time.Now(), from: map[string]int{}, routes: map[string]int{}, news: make(chan struct{})}
 	kept, fresh := mesh.HTTP1(w.Pod("web-1"), w.address), mesh.HTTP1(w.Pod("web-1"), w.address)
 	kept.MaxIdleConnsPerHost, fresh.DisableKeepAlives = 16, true
 	end := make(chan struct{})
 	var all sync.WaitGroup
 	all.Go(func() {
-		every := time.NewTicker(time.Second / rps)
-		defer every.Stop()
 		var sending sync.WaitGroup
 		defer sending.Wait()
 		for i := 0; ; i++ {
 			select {
-			case <-every.C:
+			case <-time.After(time.Until(l.start.Add(time.Duration(i+1) * time.Second / rps))):
 			case <-end:
 				return
 			}
@@ -341,13 +341,15 @@ func (l *load) lasts(d time.Duration) {
 // check says how it went.
 func (l *load) check(what string) {
 	l.w.t.Helper()
+	took := time.Since(l.start)
 	l.stop()
-	l.w.t.Logf("%s: %d requests, %d failed, answered by %v", what, l.sent, l.failed, l.from)
+	reached := float64(l.sent) / took.Seconds()
+	l.w.t.Logf("%s: %d requests, %.0f a second, %d failed, answered by %v", what, l.sent, reached, l.failed, l.from)
 	if l.failed > 0 {
 		l.w.t.Errorf("%s: %d of %d requests failed:\n%s", what, l.failed, l.sent, strings.Join(l.why, "\n"))
 	}
-	if l.sent == 0 {
-		l.w.t.Errorf("%s: no request was sent", what)
+	if reached < 0.8*rps {
+		l.w.t.Errorf("%s: %.0f requests a second were reached, of %d", what, reached, rps)
 	}
 }
 

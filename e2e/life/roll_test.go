@@ -1,6 +1,7 @@
 package life
 
 import (
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,7 +16,9 @@ import (
 // workers send requests at once, at most.
 const workers = 32
 
-// load is requests at a steady rate, whatever becomes of them.
+var rollRate = flag.Int("roll-rate", 100, "requests a second that TestRoll and TestRollKubernetes send, and have to reach")
+
+// load is requests at a steady rate, whatever becomes of them. It is of many goroutines until stop returns.
 type load struct {
 	sent, failed atomic.Int64
 	mu           sync.Mutex
@@ -23,18 +26,11 @@ type load struct {
 	stop         func()
 }
 
-// begin sends so many requests a second to the services in turn, from the pod: most on
-// connections that are kept, one in eight on a new one.
+// begin sends so many requests a second to the services in turn, from the pod: most on connections that are kept, one
+// in eight on a new one. Request i is due i/rps after the start; one that is late is sent at once, none is left out.
 func begin(c *cluster, from *pod, services []string, rps int) *load {
 	l := &load{}
 	kept, fresh := client(from, true), client(from, false)
-	type job struct {
-		client  *http.Client
-		service string
-	}
-	jobs := make(chan job, rps) // a second's worth
-	end := make(chan struct{})
-	var pace, work sync.WaitGroup
 	fail := func(format string, args ...any) {
 		l.failed.Add(1)
 		l.mu.Lock()
@@ -43,52 +39,48 @@ func begin(c *cluster, from *pod, services []string, rps int) *load {
 			l.why = append(l.why, time.Now().Format("05.000 ")+fmt.Sprintf(format, args...))
 		}
 	}
-	pace.Go(func() {
-		every := time.NewTicker(time.Second / time.Duration(rps))
-		defer every.Stop()
-		for i := 0; ; i++ {
-			select {
-			case <-every.C:
-			case <-end:
-				return
-			}
-			j := job{kept, services[i%len(services)]}
-			if i%8 == 0 {
-				j.client = fresh
-			}
-			select {
-			case jobs <- j:
-			default: // a machine that is too busy for the rate
-			}
+	one := func(i int) {
+		by, service := kept, services[i%len(services)]
+		if i%8 == 0 {
+			by = fresh
 		}
-	})
+		req, err := http.NewRequest(http.MethodPost, "http://"+c.address(service)+"/", nil)
+		if err != nil {
+			fail("%v", err)
+			return
+		}
+		req.Host = host(service) + ":8080"
+		res, err := by.Do(req)
+		if err != nil {
+			fail("%s: %v", service, err)
+			return
+		}
+		body, err := io.ReadAll(res.Body)
+		res.Body.Close()
+		if err != nil || res.StatusCode != 200 || string(body) != service {
+			fail("%s: %d %q %v", service, res.StatusCode, body, err)
+		}
+	}
+	end := make(chan struct{})
+	var next atomic.Int64
+	var work sync.WaitGroup
+	start := time.Now()
 	for range workers {
 		work.Go(func() {
-			for j := range jobs {
+			for {
+				i := int(next.Add(1) - 1)
+				select {
+				case <-time.After(time.Until(start.Add(time.Duration(i) * time.Second / time.Duration(rps)))):
+				case <-end:
+					return
+				}
 				l.sent.Add(1)
-				req, err := http.NewRequest(http.MethodPost, "http://"+c.address(j.service)+"/", nil)
-				if err != nil {
-					fail("%v", err)
-					continue
-				}
-				req.Host = host(j.service) + ":8080"
-				res, err := j.client.Do(req)
-				if err != nil {
-					fail("%s: %v", j.service, err)
-					continue
-				}
-				body, err := io.ReadAll(res.Body)
-				res.Body.Close()
-				if err != nil || res.StatusCode != 200 || string(body) != j.service {
-					fail("%s: %d %q %v", j.service, res.StatusCode, body, err)
-				}
+				one(i)
 			}
 		})
 	}
 	l.stop = func() {
 		close(end)
-		pace.Wait()
-		close(jobs)
 		work.Wait()
 		kept.CloseIdleConnections()
 	}
@@ -115,7 +107,7 @@ func TestRollKubernetes(t *testing.T) {
 var rolled = []string{"cart", "stock", "bill"}
 
 func roll(t *testing.T, kube *kubernetes, preStop time.Duration) {
-	const replicas, rps = 2, 250
+	const replicas = 2
 	allowed := int64(0)
 	if preStop < 10*time.Second {
 		allowed = int64(len(rolled) * replicas)
@@ -136,9 +128,9 @@ func roll(t *testing.T, kube *kubernetes, preStop time.Duration) {
 			c.await(p, registrypb.ServiceEndpoint_HEALTHY, 20*time.Second)
 		}
 	}
-	l := begin(c, web, rolled, rps)
-	var leaving sync.WaitGroup
 	start := time.Now()
+	l := begin(c, web, rolled, *rollRate)
+	var leaving sync.WaitGroup
 	for _, s := range rolled {
 		for i, old := range pods[s] {
 			p := c.pod(c.nodes[(i+1)%2], s, app(s))
@@ -147,15 +139,17 @@ func roll(t *testing.T, kube *kubernetes, preStop time.Duration) {
 		}
 	}
 	leaving.Wait()
+	took := time.Since(start)
+	reached := float64(l.sent.Load()) / took.Seconds()
 	l.stop()
-	t.Logf("preStop %s: %d requests in %s, %d pods rolled, %d failed", preStop, l.sent.Load(), time.Since(start).Round(time.Second), len(rolled)*replicas, l.failed.Load())
+	t.Logf("preStop %s: %d requests in %s, %.0f a second, %d pods rolled, %d failed", preStop, l.sent.Load(), took.Round(time.Second), reached, len(rolled)*replicas, l.failed.Load())
 	for _, why := range l.why {
 		t.Log(why)
 	}
 	if l.failed.Load() > allowed {
 		t.Errorf("%d failed, want %d at most", l.failed.Load(), allowed)
 	}
-	if n := l.sent.Load(); n < int64(time.Since(start).Seconds())*rps/10 {
-		t.Errorf("only %d requests were sent", n)
+	if reached < 0.9*float64(*rollRate) {
+		t.Errorf("%.0f requests a second were reached, of %d", reached, *rollRate)
 	}
 }

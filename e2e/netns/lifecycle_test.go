@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"aether/e2e/mesh"
@@ -371,6 +372,7 @@ func TestRoll(t *testing.T) {
 	old := start()
 	stop := make(chan struct{})
 	var callers sync.WaitGroup
+	var answered atomic.Int64
 	last := make([]string, 4)
 	for i := range last {
 		rt := transport(t, i%2 == 1, w.Pod("job"), proxyPort)
@@ -387,10 +389,26 @@ func TestRoll(t *testing.T) {
 					return
 				}
 				last[i] = a.body
+				answered.Add(1)
 			}
 		})
 	}
+	// more waits for so many further answers: the roll is to meet traffic at each of its steps.
+	more := func(n int64) {
+		t.Helper()
+		want := answered.Load() + n
+		err := rig.Until(ctx, func(context.Context) error {
+			if got := answered.Load(); got < want {
+				return fmt.Errorf("%d answers of %d", got, want)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	for range 3 {
+		more(50)
 		next := start()
 		doc := rig.PodYAML(old, rig.PodManifest{Namespace: "shop", Account: "rolls", Ports: "8080"})
 		write(t, ctx, "pod-"+old.Name, strings.Replace(doc, "metadata:\n", "metadata:\n  deletionTimestamp: \"2026-01-01T00:00:00Z\"\n", 1))
@@ -398,6 +416,7 @@ func TestRoll(t *testing.T) {
 			t.Fatal(err)
 		}
 		settle(t, ctx)
+		more(50)
 		old = next
 	}
 	close(stop)
