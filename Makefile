@@ -68,6 +68,10 @@ e2e: setup build ## Run the end-to-end tests alone, with their log (root)
 e2e-handover: setup build ## Replace each node's proxy ten times under 1,000 calls a second (root)
 	go test -count=1 -timeout $(TEST_TIMEOUT) -v ./e2e/netns -run '^TestHandOver$$' -replacements 10
 
+.PHONY: e2e-roll
+e2e-roll: setup ## Roll three services under 250 requests a second (the tests: 100) (root)
+	go test -count=1 -timeout $(TEST_TIMEOUT) -v ./e2e/life -run '^TestRoll(Kubernetes)?$$' -roll-rate 250
+
 .PHONY: lint
 lint: ## Check format, vet, staticcheck, known vulnerabilities
 	@bad=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
