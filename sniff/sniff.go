@@ -26,6 +26,10 @@ import (
 // ClientHello that has not ended by then is TLS with what it has shown so far.
 const MaxPeek = 16 << 10
 
+// MaxMethod is the longest method of a request line, in bytes: no server of ours
+// takes a longer one, and IANA's longest is 18.
+const MaxMethod = 32
+
 // Proto is what a connection or flow speaks. The set is closed.
 type Proto uint8
 
@@ -33,8 +37,9 @@ type Proto uint8
 const (
 	// None: no answer yet, or the client has sent nothing.
 	None Proto = iota
-	// HTTP10 and HTTP11: a request line (RFC 9112 section 3) of a method token, one space,
-	// a target of visible octets, one space, the version, and CRLF or a lone LF.
+	// HTTP10 and HTTP11: a request line (RFC 9112 section 3) of a method token of at most MaxMethod
+	// bytes, one space, a target of visible octets, one space, the version, and CRLF or a lone LF. One
+	// empty line may stand before it (RFC 9112 section 2.2).
 	HTTP10
 	HTTP11
 	// H2C: the connection preface of HTTP/2 with prior knowledge (RFC 9113 section 3.4).
@@ -44,7 +49,7 @@ const (
 	// QUIC: an Initial packet that authenticates (RFC 9001 section 5.2). Only a
 	// QUICState finds it: it is never on TCP.
 	QUIC
-	// Unknown: anything else, a request line without a version among it.
+	// Unknown: anything else, a request line without a version among it (BeginsRequest tells these apart).
 	Unknown
 )
 
@@ -203,7 +208,9 @@ const Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 // The places of a request line where a byte can stand.
 const (
-	inMethod0 uint8 = iota // first byte of the method
+	inMethod0 uint8 = iota // first byte of the method, or of an empty line
+	inLF0                  // LF of the empty line
+	inMethod1              // first byte of the method after it
 	inMethod
 	inTarget0
 	inTarget
@@ -244,8 +251,15 @@ func (s *State) text(b []byte) {
 		// The two fields that may be long, and the end that nearly all lines have, in larger steps.
 		switch phase {
 		case inMethod:
-			for pos < len(b) && class[b[pos]]&token != 0 {
+			most := MaxMethod
+			if b[0] == '\r' {
+				most += 2
+			}
+			for pos < min(len(b), most) && class[b[pos]]&token != 0 {
 				pos++
+			}
+			if pos == most && pos < len(b) && b[pos] != ' ' {
+				phase = isNeither
 			}
 		case inTarget:
 			pos += visibles(b[pos:])
@@ -295,9 +309,16 @@ func visibles(b []byte) int {
 // step is the request line's automaton: the place after c.
 func step(phase, c uint8) uint8 {
 	switch phase {
-	case inMethod0:
+	case inMethod0, inMethod1:
 		if class[c]&token != 0 {
 			return inMethod
+		}
+		if c == '\r' && phase == inMethod0 {
+			return inLF0
+		}
+	case inLF0:
+		if c == '\n' {
+			return inMethod1
 		}
 	case inMethod:
 		if class[c]&token != 0 {

@@ -61,7 +61,17 @@ var textCases = []struct{ in, want string }{
 	{"GET /a\x7f", "opaque"},
 	{"GET\t/", "opaque"},
 	{" GET", "opaque"},
-	{"\r\nGET / HTTP/1.1\r\n", "opaque"},
+	{"\r\nGET / HTTP/1.1\r\n", "http/1.1"}, // RFC 9112 section 2.2
+	{"\r\nGET / HTTP/1.0\n", "http/1.0"},
+	{"\r", "none more"},
+	{"\r\n", "none more"},
+	{"\r\nG", "none more"},
+	{"\r\n\r\nGET / HTTP/1.1\r\n", "opaque"},
+	{"\r\rGET / HTTP/1.1\r\n", "opaque"},
+	{"\nGET / HTTP/1.1\r\n", "opaque"},
+	{"\r\n GET / HTTP/1.1\r\n", "opaque"},
+	{"\r\n\x00", "opaque"},
+	{"\r\n" + Preface, "opaque"},
 	{"HTTP/1.1 200 OK\r\n", "opaque"},
 	{"G\xc3\x84T / HTTP/1.1\r\n", "opaque"},
 	{"PRIVMSG bob :hi", "opaque"},
@@ -70,8 +80,13 @@ var textCases = []struct{ in, want string }{
 	{"\x00", "opaque"},
 	{"\x80", "opaque"},
 	{"(", "opaque"},
-	{strings.Repeat("A", MaxPeek-1), "none more"},
-	{strings.Repeat("A", MaxPeek), "opaque"},
+	{strings.Repeat("A", MaxMethod), "none more"},
+	{strings.Repeat("A", MaxMethod) + " / HTTP/1.1\r\n", "http/1.1"},
+	{"\r\n" + strings.Repeat("A", MaxMethod) + " / HTTP/1.1\r\n", "http/1.1"},
+	{strings.Repeat("A", MaxMethod+1), "opaque"}, // longer than any that is served: nothing to wait for
+	{"\r\n" + strings.Repeat("A", MaxMethod+1), "opaque"},
+	{"GET /" + strings.Repeat("a", MaxPeek-6), "none more"},
+	{"GET /" + strings.Repeat("a", MaxPeek-5), "opaque"},
 	{"GET /" + strings.Repeat("a", MaxPeek-15) + " HTTP/1.1\n", "http/1.1"},
 	{"GET /" + strings.Repeat("a", MaxPeek-14) + " HTTP/1.1\n", "opaque"},
 
@@ -380,7 +395,7 @@ func FuzzText(f *testing.F) {
 		}
 	}
 	f.Add(head300)
-	line := regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+ [^\x00-\x20\x7f]+ HTTP/1\\.([01])\r?\n")
+	line := regexp.MustCompile("^(?:\r\n)?[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32} [^\x00-\x20\x7f]+ HTTP/1\\.([01])\r?\n")
 	f.Fuzz(func(t *testing.T, b []byte) {
 		b = b[:min(len(b), MaxPeek)]
 		if len(b) > 0 && b[0] == recordHandshake {
@@ -406,10 +421,11 @@ func FuzzText(f *testing.F) {
 		// Where more could come, something must be able to: a line can be completed.
 		if r := s.Detect(b); r.More && len(b) > 0 && len(b) < MaxPeek-32 {
 			possible := false
-			const rest = "/ / HTTP/1.1\r\n"
-			for i := range rest {
-				p := Detect(append(bytes.Clone(b), rest[i:]...)).Proto
-				possible = possible || p == HTTP10 || p == HTTP11
+			for _, rest := range []string{"/ / HTTP/1.1\r\n", "\nG / HTTP/1.1\r\n"} {
+				for i := range rest {
+					p := Detect(append(bytes.Clone(b), rest[i:]...)).Proto
+					possible = possible || p == HTTP10 || p == HTTP11
+				}
 			}
 			possible = possible || len(b) < len(Preface) && Detect(append(bytes.Clone(b), Preface[len(b):]...)).Proto == H2C
 			if !possible {

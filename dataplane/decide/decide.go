@@ -24,8 +24,8 @@ const sniffWait = time.Second
 // the answer. A declared raw-TCP port is forwarded without a byte read. On an
 // HTTP port of the mesh, and on its port 18081, the wait has no bound of its
 // own: clients open connections ahead and say nothing, and a connection to the
-// mesh is never passed through for its silence. With a sniff result the answer
-// is never Sniff.
+// mesh is never passed through for its silence, nor for a request that nobody should
+// have sent so (SniffMalformed). With a sniff result the answer is never Sniff.
 //
 // A raw-TCP port on which TLSRoutes are in force is sniffed for a ClientHello
 // only (HelloOnly), and with any other result is what it is without them.
@@ -191,6 +191,10 @@ func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdic
 			t.add("authority %q: %s", f.Host, foreignText(n, port))
 		}
 		return Verdict{Action: Passthrough, Reason: NotMesh}
+	case model.SniffMalformed: // somebody behind the address may read it as a request: the codec answers (decision 042)
+		if http {
+			return Verdict{Action: Serve, Reason: reason, Rule: rule}
+		}
 	case model.SniffSilent:
 		if http {
 			return Verdict{Action: Refuse, Reason: Idle, Rule: rule}

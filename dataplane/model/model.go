@@ -539,8 +539,9 @@ const (
 	SniffHTTP11
 	SniffH2C
 	SniffTLS
-	SniffOpaque // something else
-	SniffSilent // the client said nothing in time, or the server spoke first
+	SniffOpaque    // something else
+	SniffSilent    // the client said nothing in time, or the server spoke first
+	SniffMalformed // begins like an HTTP/1 request and is none (sniff.BeginsRequest); told from SniffOpaque only where the port must be HTTP
 )
 
 // OrigDst is the address a client dialled, before capture turned the connection to us.

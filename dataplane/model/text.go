@@ -14,7 +14,7 @@ var (
 	classNames  = [...]string{"none", "http", "tcp", "udp"}
 	appNames    = [...]string{"http1", "h2c"}
 	healthNames = [...]string{"unspecified", "healthy", "unhealthy", "draining"}
-	sniffNames  = [...]string{"", "http10", "http1", "h2c", "tls", "opaque", "silent"}
+	sniffNames  = [...]string{"", "http10", "http1", "h2c", "tls", "opaque", "silent", "malformed"}
 	dirNames    = [...]string{"invalid", "captured", "proxy", "inbound"}
 	routeNames  = [...]string{"route", "GRPCRoute", "HTTPRoute", "TLSRoute", "TCPRoute"}
 	meanNames   = [...]string{"Aether", "GatewayAPI"}
@@ -176,7 +176,7 @@ func ParseFlow(text string) (Flow, error) {
 		case !ok && f.Sniff == SniffNone && sniffOf(w) != SniffNone:
 			f.Sniff = sniffOf(w)
 		default:
-			return fail("%q is unknown here, or there twice (sniff words: http10 http1 h2c tls opaque silent)", w)
+			return fail("%q is unknown here, or there twice (sniff words: http10 http1 h2c tls opaque silent malformed)", w)
 		}
 	}
 	return f, nil

@@ -178,12 +178,17 @@ func (s *sniffer) Run() {
 	if s.done {
 		return
 	}
-	if len(s.buf) == 0 && s.v.Wait == 0 {
+	if len(s.buf) == 0 && s.mustBeHTTP() {
 		s.drop(false) // a pre-opened connection that was never used
 		return
 	}
 	s.last = true
-	s.settle(s.state.Last(s.buf))
+	r := s.state.Last(s.buf)
+	if yes, more := sniff.BeginsRequest(s.buf); r.Proto == sniff.Unknown && s.mustBeHTTP() && (yes || more) {
+		s.drop(false) // a request that takes too long: the codec's limit has passed as well
+		return
+	}
+	s.settle(r)
 }
 
 // Fail is reactor.Source and Task.
@@ -247,9 +252,23 @@ func (s *sniffer) settle(r sniff.Result) {
 	case sniff.None:
 		s.settled(model.SniffSilent, "")
 	default:
-		s.settled(model.SniffOpaque, "")
+		kind := model.SniffOpaque
+		if s.mustBeHTTP() {
+			yes, more := sniff.BeginsRequest(s.buf)
+			if more && !s.last {
+				return
+			}
+			if yes || more {
+				kind = model.SniffMalformed
+			}
+		}
+		s.settled(kind, "")
 	}
 }
+
+// mustBeHTTP: the port is an HTTP port of the mesh, where what begins like a request is answered
+// rather than passed on (decision 042).
+func (s *sniffer) mustBeHTTP() bool { return s.v.Wait == 0 }
 
 // needsHost: only on a connection to a foreign address does the verdict hang on the authority.
 func (s *sniffer) needsHost() bool { return !s.last && s.v.Reason == decide.ForeignAddress }

@@ -70,6 +70,10 @@ func (w *world) captured(f *model.Flow, pick uint32) Answer {
 		return Answer{Action: "sniff", Reason: reason, Wait: sniffTime}
 	case model.SniffHTTP10, model.SniffHTTP11, model.SniffH2C:
 		return Answer{Action: "serve", Reason: reason}
+	case model.SniffMalformed: // decision 042: answered by the codec
+		if mustBeHTTP {
+			return Answer{Action: "serve", Reason: reason}
+		}
 	case model.SniffSilent:
 		if mustBeHTTP {
 			return refuse("idle")

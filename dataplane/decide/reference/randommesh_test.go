@@ -766,7 +766,7 @@ func (g gen) flow(m *model.Mesh) model.Flow {
 		}
 		f.Dst = model.OrigDst{AddrPort: netip.AddrPortFrom(a, p)}
 		f.Waited = g.in(3)
-		f.Sniff = model.Sniff(g.IntN(7))
+		f.Sniff = model.Sniff(g.IntN(8))
 		for _, r := range m.Routes { // TLSRoutes are about ClientHellos
 			if r.Kind == model.TLSRoute && g.in(2) {
 				f.Sniff = model.SniffTLS

@@ -411,7 +411,7 @@ func RandomFlow(r *rand.Rand) model.Flow {
 	n := serviceName(r)
 	f := model.Flow{
 		Namespace: n.Namespace, Workload: n.Name, Dir: model.Direction(1 + r.IntN(3)),
-		Dst: model.OrigDst{AddrPort: netip.AddrPortFrom(clusterIP(r), pick(r, append(portPool, model.PortCapture)))}, Sniff: model.Sniff(r.IntN(7)),
+		Dst: model.OrigDst{AddrPort: netip.AddrPortFrom(clusterIP(r), pick(r, append(portPool, model.PortCapture)))}, Sniff: model.Sniff(r.IntN(8)),
 	}
 	switch f.Dir {
 	case model.Proxy:
