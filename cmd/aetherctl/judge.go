@@ -55,6 +55,9 @@ func (j *judge) explain(f *replay.Flow) *judgement {
 		flow.Sniff, flow.Host = model.SniffTLS, f.SNI
 	case sniff.Unknown:
 		flow.Sniff = model.SniffOpaque
+		if f.Begins {
+			flow.Sniff = model.SniffMalformed
+		}
 	case sniff.None:
 		if f.Incomplete {
 			return &judgement{Error: "the client's first bytes are not in the file"}

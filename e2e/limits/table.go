@@ -12,6 +12,7 @@ type bound struct {
 
 var bounds = []bound{
 	{"sniff", "MaxPeek", "bytes", "the connection is taken for what its bytes have shown so far: TLS without the rest of its names, or opaque"},
+	{"sniff", "MaxMethod", "bytes of a method", "what begins so is no request; at an HTTP port of the mesh it is answered 501"},
 	{"sniff", "maxName", "bytes of an SNI", "the SNI is taken for none: no DNS name is longer"},
 	{"sniff", "maxNumbers", "key shares, and versions, of a ClientHello", "further ones are not kept"},
 	{"sniff", "MaxDatagrams", "datagrams a QUIC connection", "the answer is what they have shown so far"},

@@ -380,6 +380,13 @@ func (h *half) look(heads bool) {
 		h.answered, h.bytes = true, len(b)
 		h.answer = answerOf(r.Proto, &r.Hello)
 	}
+	if h.answer.Proto == sniff.Unknown {
+		begins, more := sniff.BeginsRequest(b)
+		if more {
+			return
+		}
+		h.answer.Begins = begins
+	}
 	if !h.hosted && (h.answer.Proto == sniff.HTTP10 || h.answer.Proto == sniff.HTTP11) {
 		host, more, _ := h.state.RequestHost(b)
 		if more {
@@ -438,6 +445,7 @@ type answer struct {
 	SNI     string
 	ALPN    []string
 	ECH     bool
+	Begins  bool
 }
 
 func answerOf(p sniff.Proto, h *sniff.Hello) answer {
@@ -498,6 +506,11 @@ func (c *conn) flow() Flow {
 		}
 		a = answerOf(r.Proto, &r.Hello)
 	}
+	if a.Proto == sniff.Unknown && !c.udp && !cl.settled {
+		begins, more := sniff.BeginsRequest(cl.prefix())
+		a.Begins = begins || more
+	}
+	f.Begins = a.Begins
 	f.Proto, f.Version, f.Host, f.SNI, f.ALPN, f.ECH = a.Proto, a.Version, a.Host, a.SNI, a.ALPN, a.ECH
 	if f.Head = cl.head; f.Head == nil && c.heads && !cl.settled && (f.Proto == sniff.HTTP10 || f.Proto == sniff.HTTP11 || f.Proto == sniff.H2C) {
 		f.Head = cl.prefix()

@@ -88,6 +88,10 @@ type Flow struct {
 	// a handshake in the file (Midstream) it is what the first bytes in the file look like.
 	Proto sniff.Proto
 
+	// Begins: of a TCP flow that is sniff.Unknown, it begins as a request does to a reader that is
+	// not strict (sniff.BeginsRequest).
+	Begins bool
+
 	// Version of QUIC (RFC 9000 section 15) that the ClientHello came in; 0 for all else.
 	Version uint32
 
