@@ -141,7 +141,7 @@ func (g *gateway) send(dst netip.AddrPort, parts ...string) (answer string, pass
 // status is the answer's, or what there was in its place.
 func status(answer string, passed bool) string {
 	switch {
-	case passed:
+	case passed, strings.Contains(answer, "the dialled address did not answer"): // the connection, or the request
 		return "passed"
 	case answer == "":
 		return "closed"
