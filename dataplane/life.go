@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 
+	"aether/dataplane/model"
 	"aether/tproxy/socket"
 )
 
@@ -20,6 +21,9 @@ func (n *Node) Dial(ctx context.Context, container string, port uint16) (net.Con
 			return nil, err
 		}
 		return c, nil
+	}
+	if model.ReservedPort(port) { // no application's: it would be a listener of ours
+		return nil, fmt.Errorf("dataplane: port %d of pod %s is the mesh's own and no application's: declare another in endpoint.aether.io/port", port, container)
 	}
 	c, err := n.connect(ctx, container, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port))
 	if err != nil {

@@ -278,8 +278,8 @@ func badSuffix(s string) string {
 }
 
 func reserved(n uint16) string {
-	return fmt.Sprintf("port %d is reserved by the mesh (%d is its HTTP proxy port, %d its raw-TCP spelling) and can be no application's port: let the application listen on another",
-		n, model.PortProxy, model.PortRaw)
+	return fmt.Sprintf("port %d is reserved by the mesh (its listeners have %d, %d and %d, and %d is its raw-TCP spelling) and can be no application's port: let the application listen on another",
+		n, model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
 }
 
 // uds: what a socket comes to is ResolveUDS's to say; one that cannot be used degrades

@@ -61,6 +61,8 @@ func TestParse(t *testing.T) {
 		{"port:0x50", `! endpoint.aether.io/port: "0x50" is not a number`},
 		{"port:", `! endpoint.aether.io/port: no number`},
 		{"port:18081", `! endpoint.aether.io/port: port 18081 is reserved`},
+		{"port:18001", `! endpoint.aether.io/port: port 18001 is reserved`},
+		{"port:18008", `! endpoint.aether.io/port: port 18008 is reserved`},
 		{"port:18082", `! endpoint.aether.io/port: port 18082 is reserved`},
 		{"port:18080", "18080=h1 port:18080"},
 		{"port:18083", "18083=h1 port:18083"},
@@ -106,6 +108,8 @@ func TestParse(t *testing.T) {
 		{"ports:9090=htpp", `! endpoint.aether.io/ports: entry "9090=htpp": unknown protocol "htpp"`},
 		{"ports:9090 9091", `! endpoint.aether.io/ports: entry "9090 9091": "9090 9091" is not a number`},
 		{"ports:18081", `! endpoint.aether.io/ports: entry "18081": port 18081 is reserved`},
+		{"ports:18001=tcp", `! endpoint.aether.io/ports: entry "18001=tcp": port 18001 is reserved`},
+		{"ports:8080,18008=h2", `! endpoint.aether.io/ports: entry "18008=h2": port 18008 is reserved`},
 		{"ports:18082=tcp", `! endpoint.aether.io/ports: entry "18082=tcp": port 18082 is reserved`},
 		{"ports:18082=udp", `! endpoint.aether.io/ports: entry "18082=udp": port 18082 is reserved`},
 		{"ports:53=tcp,53=udp", "53=tcp+udp 8080=h1"}, // two transports are two ports

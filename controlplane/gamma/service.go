@@ -84,11 +84,11 @@ func (r *Reader) Service(o Object, s *corev1.Service) *Service {
 		}
 		// A generated Service carries mesh 18081 and mesh-tcp 18082 (contract 9.8); nobody else may have them (contract 1.3).
 		if !f.Service.Generated && (model.ReservedPort(number) || model.ReservedPort(port.Target)) {
-			const text = "port %s: %d and %d are reserved by the mesh and can be no Service's port or target: choose another"
+			const text = "port %s: %d, %d, %d and %d are reserved by the mesh and can be no Service's port or target: choose another"
 			if r.API { // it exists whatever is said of it, and its other ports may have a policy
-				r.Report(o.String(), line, text+"; this port is left out", PortKey(number, udp), model.PortProxy, model.PortRaw)
+				r.Report(o.String(), line, text+"; this port is left out", PortKey(number, udp), model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
 			} else {
-				bad(line, text, PortKey(number, udp), model.PortProxy, model.PortRaw)
+				bad(line, text, PortKey(number, udp), model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
 			}
 			continue
 		}

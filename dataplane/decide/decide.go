@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -61,7 +62,7 @@ func Decide(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict 
 func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict {
 	addr, port := f.Dst.Addr().Unmap(), f.Dst.Port()
 	var pod *snapshot.Workload // looked up where it matters only
-	if t != nil || port == model.PortCapture || port == model.PortRaw {
+	if t != nil || model.ReservedPort(port) {
 		pod = s.WorkloadOf(f)
 	}
 	if t != nil {
@@ -71,9 +72,12 @@ func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdic
 			t.add("%s: %s", pod.Rule, captureText(pod))
 		}
 	}
-	// Design 4, step 2.
-	if port == model.PortCapture && pod != nil && pod.Owns(addr) {
-		return Verdict{Action: Refuse, Reason: Loop, Rule: pod.Rule}
+	if comesBack(pod, addr, port) {
+		v := Verdict{Action: Refuse, Reason: Loop}
+		if pod != nil {
+			v.Rule = pod.Rule
+		}
+		return v
 	}
 
 	svc := s.Address(addr)
@@ -178,6 +182,16 @@ func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdic
 			return Verdict{Action: Serve, Reason: reason, Rule: rule}
 		}
 		n := snapshot.Name(s, f.Host, f.Namespace)
+		if host, _, more := strings.Cut(f.Host, ":"); more && !n.WellFormed {
+			// A mesh name with a port that is none is nobody else's: the codec answers.
+			if n = snapshot.Name(s, host, f.Namespace); n.Service != nil && claims(n.Service, port, 0) {
+				if t != nil {
+					t.add("authority %q names %s, with a port that is none", f.Host, n.Service.Rule)
+				}
+				return Verdict{Action: Serve, Reason: MeshName, Rule: n.Service.Rule}
+			}
+			n = snapshot.Named{}
+		}
 		if n.NoCaller {
 			return Verdict{Action: Serve, Reason: CallerNamespaceUnknown}
 		}
@@ -204,6 +218,18 @@ func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdic
 		return pass(pod, port, TLS)
 	}
 	return pass(pod, port, Opaque)
+}
+
+// comesBack reports whether what is dialled leads to a listener of ours in the pod itself (design 4, step 2; decision
+// 043). Nothing but a dial of the capture port has that port: what was diverted to it keeps
+// the port it was dialled with. The other listeners' ports are refused at addresses that are the
+// pod's own whatever its namespace looks like; one that its status does not list, only its
+// namespace knows.
+func comesBack(pod *snapshot.Workload, addr netip.Addr, port uint16) bool {
+	if !model.ReservedPort(port) {
+		return false
+	}
+	return port == model.PortCapture || addr.IsLoopback() || addr.IsLinkLocalUnicast() || addr.IsUnspecified() || pod != nil && pod.Owns(addr)
 }
 
 // rawPort is a raw-TCP port of a service, as it was dialled.
@@ -401,7 +427,14 @@ func Explain(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head) (Verdict, *Tr
 	}
 	if v.Action == Serve || v.Action == Deliver && v.Class == model.HTTP {
 		t.add("verdict for the connection: %s", v)
-		v = Route(s, f, r, 0, t)
+		if a, _, ok := httpmsg.Authority(r.Authority); !ok { // which the codec sees before Route is asked
+			t.add("authority %q is none", r.Authority)
+			v = Verdict{Action: Refuse, Reason: BadAuthority, Status: 400, Text: textBadAuthority}
+		} else {
+			h := *r
+			h.Authority = a // without an empty port
+			v = Route(s, f, &h, 0, t)
+		}
 		if v.Action == Forward {
 			t.near(s, &v)
 		}

@@ -184,7 +184,8 @@ func answer(t *testing.T, snap *snapshot.Snapshot, question string) string {
 	}
 	explained, _ := decide.Explain(snap, &f, &r)
 	v := ask(snap, &f, &r, uint32(pick*(1<<32)))
-	if pick == 0 && v != explained {
+	// Of an authority that is none, or has an empty port, explain has the codec's answer, which Route is not asked for.
+	if a, _, ok := httpmsg.Authority(r.Authority); ok && len(a) == len(r.Authority) && pick == 0 && v != explained {
 		t.Errorf("%s: %s, explained %s", question, v, explained)
 	}
 	return told(snap, &f, &r, &v)

@@ -162,9 +162,15 @@ func TestExplainAgrees(t *testing.T) {
 			}
 			f.Sniff, f.Host = asked.Sniff, asked.Host
 			if want.Action == decide.Serve || want.Action == decide.Deliver && want.Class == model.HTTP {
-				want = decide.Route(s, &f, &h, 0, nil)
+				a, _, ok := httpmsg.Authority(h.Authority)
+				q := h
+				q.Authority = a
+				want = decide.Route(s, &f, &q, 0, nil)
+				if !ok { // the codec's answer comes first
+					want = decide.Verdict{Action: decide.Refuse, Reason: decide.BadAuthority, Status: 400}
+				}
 			}
-			if got, _ := decide.Explain(s, &asked, &h); got != want {
+			if got, _ := decide.Explain(s, &asked, &h); got != want && !(got.Reason == decide.BadAuthority && got.String() == want.String()) {
 				t.Errorf("%s | %s: %s, explained %s", asked, model.RequestString(&h), want, got)
 			}
 		}

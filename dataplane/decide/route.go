@@ -28,6 +28,7 @@ const (
 	textAwait        = "the service is known, and where its pods are is not yet; try again shortly\n"
 	textNoWeight     = "every backend of the rule has weight 0: nothing may have the request\n"
 	textConnect      = "CONNECT is not served by the mesh; send the request itself to the service\n"
+	textBadAuthority = "the authority is none: want host or host:port, the port of 1 to 65535 without leading zeros, without user; over HTTP/2 the stream is reset instead (PROTOCOL_ERROR)\n"
 	textUnknownPort  = "this pod serves no HTTP on that port; a port is served when endpoint.aether.io/ports of the pod declares it http\n"
 	textNoVerdict    = "the proxy asked about a connection without a direction; report it\n"
 )
@@ -123,7 +124,7 @@ func (q *question) reach(svc *snapshot.Service, dialled, named uint16, byHost bo
 			port = 80
 		}
 	}
-	if svc.Cold && !model.ReservedPort(port) && !model.ReservedPort(named) {
+	if svc.Cold && !model.DialledPort(port) && !model.DialledPort(named) {
 		if q.t != nil {
 			q.t.add("%s has no pod here, and nothing says which ports it has", svc.Rule)
 		}
@@ -168,7 +169,7 @@ func (q *question) foreign(n snapshot.Named, byHost bool) Verdict {
 	// Nobody has these two ports: refused at once for every name that could be
 	// the mesh's (contract 4.3b, 4.6), and for all names where the alternative
 	// is a 404 anyway.
-	if byHost && n.WellFormed && model.ReservedPort(n.Port) && (n.Below || !floor) {
+	if byHost && n.WellFormed && model.DialledPort(n.Port) && (n.Below || !floor) {
 		return Verdict{Action: Refuse, Reason: PortNotDeclared, Status: 421, Text: textReservedPort}
 	}
 	if q.t != nil && n.Service == nil {

@@ -113,6 +113,7 @@ const (
 	InvalidBackend         // the rule or the backend reference cannot be honoured (10.4)
 	BrokenService          // the service's own objects contradict each other
 	Connect                // CONNECT is never tunnelled
+	BadAuthority           // the authority is none: the codec answers 400, or resets an HTTP/2 stream; of Explain only
 	Readyz                 // the readiness path
 	Live                   // the mesh's own liveness path
 	Ready                  // the mesh's own readiness path, inbound
@@ -133,7 +134,7 @@ var reasonNames = [reasons]string{
 	"http-route", "grpc-route", "no-rule", "rbac-denied", "path-spelling", "too-large", "redirect", "cors-preflight", "await-rows",
 	"port-mismatch", "port-not-declared", "port-not-http", "port-required",
 	"caller-namespace-unknown", "no-such-name", "no-endpoint", "invalid-backend", "broken-service",
-	"connect", "readyz", "live", "ready",
+	"connect", "bad-authority", "readyz", "live", "ready",
 	"served-port", "unknown-sni", "no-verdict",
 }
 

@@ -12,16 +12,9 @@ import (
 // notTarget marks the bytes that no request target may hold.
 var notTarget [256]bool
 
-// hostByte marks the bytes of a registered name (RFC 3986 3.2.2) but "%".
-var hostByte [256]bool
-
 func init() {
 	for c := range 256 {
 		notTarget[c] = c <= ' ' || c == 0x7f || c == '#'
-		hostByte[c] = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || isDigit(byte(c))
-	}
-	for _, c := range []byte("-._~!$&'()*+,;=") {
-		hostByte[c] = true
 	}
 }
 
@@ -336,103 +329,6 @@ func equalFold(v []byte, want string) bool {
 		}
 	}
 	return true
-}
-
-// authority judges host [":" port] (RFC 3986 3.2) and returns it without an
-// empty port. An empty authority is one, a port without a host is none.
-func authority(v []byte) (a []byte, port, ok bool) {
-	i := 0
-	if len(v) > 0 && v[0] == '[' {
-		end := bytes.IndexByte(v, ']')
-		if end < 0 || !isIPv6(v[1:end]) {
-			return nil, false, false
-		}
-		i = end + 1
-	} else {
-		for i < len(v) && hostByte[v[i]] {
-			i++
-		}
-	}
-	switch {
-	case i == len(v):
-		return v, false, true
-	case v[i] != ':' || i == 0 || len(v)-i > 6:
-		return nil, false, false
-	case i+1 == len(v):
-		return v[:i:i], false, true
-	}
-	n := 0
-	for _, c := range v[i+1:] {
-		if !isDigit(c) {
-			return nil, false, false
-		}
-		n = n*10 + int(c-'0')
-	}
-	return v, true, n <= 65535
-}
-
-// isIPv6 reports whether v is an IPv6 address without a zone (RFC 3986 3.2.2).
-func isIPv6(v []byte) bool {
-	groups, gap, i := 0, false, 0
-	if len(v) >= 2 && v[0] == ':' && v[1] == ':' {
-		gap, i = true, 2
-	}
-	for i < len(v) {
-		from := i
-		for i < len(v) && i-from < 4 && isHex(v[i]) {
-			i++
-		}
-		if i < len(v) && v[i] == '.' { // the last 32 bits as an IPv4 address
-			groups += 2
-			return isIPv4(v[from:]) && (groups == 8 && !gap || groups < 8 && gap)
-		}
-		if i == from {
-			return false
-		}
-		if groups++; groups > 8 {
-			return false
-		}
-		if i == len(v) {
-			break
-		}
-		if v[i] != ':' {
-			return false
-		}
-		if i++; i == len(v) {
-			return false
-		}
-		if v[i] == ':' {
-			if gap {
-				return false
-			}
-			gap = true
-			i++
-		}
-	}
-	return groups == 8 && !gap || groups < 8 && gap
-}
-
-// isIPv4 reports whether v is four decimal numbers up to 255 without leading zeros.
-func isIPv4(v []byte) bool {
-	parts, n, digits := 1, 0, 0
-	for _, c := range v {
-		if c == '.' {
-			if digits == 0 {
-				return false
-			}
-			parts++
-			n, digits = 0, 0
-			continue
-		}
-		if !isDigit(c) || digits > 0 && n == 0 {
-			return false
-		}
-		n = n*10 + int(c-'0')
-		if digits++; n > 255 {
-			return false
-		}
-	}
-	return parts == 4 && digits > 0
 }
 
 func isHex(c byte) bool { return isDigit(c) || c|0x20 >= 'a' && c|0x20 <= 'f' }

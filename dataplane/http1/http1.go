@@ -19,7 +19,7 @@
 //   - A target may hold any byte above 0x20 but DEL and "#"; bytes from 0x80 on
 //     and odd "%" escapes pass raw, for the path is never decoded here.
 //   - An authority is a registered name without "%" escapes, an IPv4 address or
-//     a bracketed IPv6 address, with a port of at most five digits; an empty
+//     a bracketed IPv6 address, with a port of 1 to 65535 without leading zeros; an empty
 //     port ("a:") is dropped (RFC 3986 6.2.3), a trailing dot is kept.
 //   - A status line may lack the space after the code, as many servers send it.
 //   - Connection options that are no tokens are ignored; more than 32 that name

@@ -253,7 +253,7 @@ func (p *Parser) request(b []byte, h *httpmsg.Head) (Framing, *fault) {
 	case s.hosts == 0 && h.Minor != 0:
 		return None, noHost
 	}
-	host, _, ok := authority(s.host)
+	host, _, ok := httpmsg.Authority(s.host)
 	if !ok {
 		return None, badHost
 	}
@@ -302,7 +302,7 @@ var (
 func otherForm(target []byte, h *httpmsg.Head) *fault {
 	method := string(h.Method)
 	if method == "CONNECT" {
-		a, port, ok := authority(target)
+		a, port, ok := httpmsg.Authority(target)
 		if !ok || !port {
 			return badAuthority
 		}
@@ -329,7 +329,7 @@ func otherForm(target []byte, h *httpmsg.Head) *fault {
 	for to < len(target) && target[to] != '/' && target[to] != '?' {
 		to++
 	}
-	a, _, ok := authority(target[from:to:to])
+	a, _, ok := httpmsg.Authority(target[from:to:to])
 	if !ok || len(a) == 0 {
 		return badAuthority
 	}

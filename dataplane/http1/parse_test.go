@@ -3,7 +3,6 @@ package http1
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 
@@ -460,28 +459,6 @@ func TestPartialHeadIsNotWritten(t *testing.T) {
 	var p Parser
 	if n, _, err := p.Request(b, new(httpmsg.Head)); n != 0 || err != nil || string(b) != before {
 		t.Fatalf("n %d, %v, now %q", n, err, b)
-	}
-}
-
-func TestAuthorityIPv6(t *testing.T) {
-	for _, s := range []string{"::", "::1", "1::", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7::", "::2:3:4:5:6:7:8", "1::8", "::ffff:1.2.3.4",
-		"1:2:3:4:5:6:1.2.3.4", "1::1.2.3.4", "ABCD:ef01::", // good ones, then bad ones
-		"", ":", ":::", "1", "1:", ":1", "1:2:3:4:5:6:7", "1:2:3:4:5:6:7:8:9", "1::2::3", "12345::", "g::", "::1.2.3", "::1.2.3.256", "::01.2.3.4",
-		"::1.2.3.4.5", "1:2:3:4:5:6:7:1.2.3.4", "1.2.3.4", "1:2:3:4:5:6:7:8:", "::1.2.3.4:5", "1::2:3:4:5:6:7:8", "::%1", "::1..2.3", "1:2:3:4:5:6::1.2.3.4"} {
-		checkIPv6(t, s)
-	}
-}
-
-func FuzzIPv6(f *testing.F) {
-	f.Add("1:2::ffff:1.2.3.4")
-	f.Fuzz(func(t *testing.T, s string) { checkIPv6(t, s) })
-}
-
-func checkIPv6(t *testing.T, s string) {
-	t.Helper()
-	a, err := netip.ParseAddr(s)
-	if want := err == nil && a.Is6() && a.Zone() == ""; isIPv6([]byte(s)) != want {
-		t.Errorf("isIPv6(%q) is %v, net/netip says %v", s, !want, want)
 	}
 }
 

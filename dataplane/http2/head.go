@@ -1,6 +1,8 @@
 package http2
 
 import (
+	"bytes"
+
 	"aether/dataplane/httpmsg"
 )
 
@@ -62,7 +64,7 @@ func markField(name, value []byte) uint8 {
 	}
 	switch string(name) {
 	case "host":
-		if len(value) > 0 && !validAuthority(value) {
+		if _, _, ok := httpmsg.Authority(value); !ok {
 			return markBad
 		}
 		return markHost
@@ -110,7 +112,8 @@ func markPseudo(name, value []byte) uint8 {
 		}
 	case ":authority":
 		mark = markAuthority
-		valid = valid && validAuthority(value)
+		_, _, ok := httpmsg.Authority(value)
+		valid = valid && ok
 	case ":path":
 		mark = markPath
 		for _, c := range value {
@@ -138,17 +141,6 @@ func markPseudo(name, value []byte) uint8 {
 		return markBad
 	}
 	return mark
-}
-
-// validAuthority reports whether v can be host[:port]; RFC 9113 8.3.1 forbids
-// user information.
-func validAuthority(v []byte) bool {
-	for _, c := range v {
-		if c <= ' ' || c == 0x7f || c == '@' || c == '/' || c == '?' || c == '#' || c == '\\' {
-			return false
-		}
-	}
-	return true
 }
 
 // parseLength reads a content-length: digits, no list, no sign.
@@ -180,6 +172,9 @@ func equalFold(b []byte, lower string) bool {
 	}
 	return true
 }
+
+// noPort is an empty port, which an authority may have (RFC 3986 section 3.2.3).
+var noPort = []byte{':'}
 
 // sameHost compares two authorities, ignoring the case of ASCII letters.
 func sameHost(a, b []byte) bool {
@@ -305,6 +300,7 @@ func (c *Conn) requestHead(end bool) (left int64, ok bool) {
 	default:
 		h.Authority = c.pseudo[markAuthority]
 	}
+	h.Authority = bytes.TrimSuffix(h.Authority, noPort)
 	switch {
 	case end && m.length > 0:
 		return 0, false

@@ -27,8 +27,13 @@ const (
 	DefaultUDSDir = "/run/aether/uds"
 )
 
-// ReservedPort reports whether p can never be an application port (contract 1.3).
-func ReservedPort(p uint16) bool { return p == PortProxy || p == PortRaw }
+// ReservedPort reports whether p can never be an application port: the mesh spells its own by it (DialledPort),
+// or its listener in each pod has it, and a destination that leads there comes back to the proxy (decision 043).
+func ReservedPort(p uint16) bool { return DialledPort(p) || p == PortCapture || p == PortMesh }
+
+// DialledPort reports whether p is one of the two that clients write for the mesh itself, and that no
+// authority names a service's port by (contract 1.3, 4.3).
+func DialledPort(p uint16) bool { return p == PortProxy || p == PortRaw }
 
 // ServiceName is the key of a mesh service: namespace and ServiceAccount.
 type ServiceName struct{ Namespace, Name string }

@@ -38,6 +38,7 @@ type sniffer struct {
 	fd    int
 	buf   []byte
 	state sniff.State
+	h2    h2First
 	timer reactor.Timer
 	until int64 // what it is must be known by then; 0: the client has not begun
 	race  *racer
@@ -242,7 +243,10 @@ func (s *sniffer) settle(r sniff.Result) {
 		}
 		s.settled(kind, string(host))
 	case sniff.H2C:
-		host, more := h2Authority(s.buf)
+		host, more := "", false
+		if s.v.Reason == decide.ForeignAddress {
+			host, more = s.h2.authority(s.buf)
+		}
 		if more && s.needsHost() {
 			return
 		}

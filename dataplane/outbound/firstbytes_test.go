@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 
 	"aether/controlplane/compile"
 	"aether/dataplane/engine"
+	"aether/dataplane/hpack"
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
@@ -36,6 +38,7 @@ type gateway struct {
 	l   *engine.Loop
 	pod *Pod
 	ln  net.Listener
+	nowhere
 
 	ended chan journal.Entry
 }
@@ -47,14 +50,27 @@ func (g *gateway) Ended(e *journal.Entry) {
 	}
 }
 
-// nowhere are sockets that there are none of.
-type nowhere struct{}
+// nowhere are sockets that there are none of, but for so many probes.
+type nowhere struct{ probes atomic.Int32 }
 
 var errNowhere = errors.New("nothing can be reached")
 
-func (nowhere) Get(bool) (int, bool)                                          { return -1, false }
-func (nowhere) Request(_ bool, on func(int, error))                           { go on(-1, errNowhere) }
-func (nowhere) Connect(context.Context, netip.AddrPort) (*net.TCPConn, error) { return nil, errNowhere }
+func (*nowhere) Get(bool) (int, bool) { return -1, false }
+func (s *nowhere) Request(v6 bool, on func(int, error)) {
+	if s.probes.Add(-1) < 0 {
+		go on(-1, errNowhere)
+		return
+	}
+	family := unix.AF_INET
+	if v6 {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	go on(fd, err)
+}
+func (*nowhere) Connect(context.Context, netip.AddrPort) (*net.TCPConn, error) {
+	return nil, errNowhere
+}
 
 func newGateway(t *testing.T, mesh string) *gateway {
 	e, err := engine.New(engine.Config{MaxLoops: 1})
@@ -73,7 +89,7 @@ func newGateway(t *testing.T, mesh string) *gateway {
 	store.Swap(s)
 	g := &gateway{t: t, l: e.Loops()[0], ended: make(chan journal.Entry, 64)}
 	g.o = New(Config{Store: &store, Journal: g})
-	g.pod = &Pod{Context: ctx, Engine: e.AddPod("web"), Container: "shop-web-0", Namespace: "shop", Account: "web", Sockets: nowhere{}}
+	g.pod = &Pod{Context: ctx, Engine: e.AddPod("web"), Container: "shop-web-0", Namespace: "shop", Account: "web", Sockets: &g.nowhere}
 	if g.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +101,42 @@ func newGateway(t *testing.T, mesh string) *gateway {
 // what comes back and whether the bytes went to the dialled address.
 func (g *gateway) send(dst netip.AddrPort, parts ...string) (answer string, passed bool) {
 	g.t.Helper()
+	c := g.open(dst, parts...)
+	defer c.Close()
+	b := make([]byte, 4096)
+	n, err := io.ReadAtLeast(c, b, 1)
+	if err != nil && err != io.EOF && !errors.Is(err, unix.ECONNRESET) {
+		g.t.Fatalf("%.60q: %v", strings.Join(parts, ""), err)
+	}
+	if n == 0 {
+		return "", g.passed()
+	}
+	return string(b[:n]), false
+}
+
+// passed reports how the last connection, which has ended without an answer, did: it has an entry of
+// its own, without a status.
+func (g *gateway) passed() bool {
+	g.t.Helper()
+	for {
+		select {
+		case e := <-g.ended:
+			if e.Status == 0 {
+				return e.Action == "passthrough"
+			}
+		case <-time.After(20 * time.Second):
+			g.t.Fatal("neither an answer nor an entry")
+		}
+	}
+}
+
+// open begins a connection to dst with these first bytes, a segment each.
+func (g *gateway) open(dst netip.AddrPort, parts ...string) net.Conn {
+	g.t.Helper()
 	c, err := net.Dial("tcp", g.ln.Addr().String())
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	defer c.Close()
 	a, err := g.ln.Accept()
 	if err != nil {
 		g.t.Fatal(err)
@@ -100,6 +147,10 @@ func (g *gateway) send(dst netip.AddrPort, parts ...string) (answer string, pass
 	}
 	for len(g.ended) > 0 {
 		<-g.ended
+	}
+	g.probes.Store(0)
+	if model.ReservedPort(dst.Port()) && g.o.cfg.Store.Load().Address(dst.Addr().Unmap()) == nil {
+		g.probes.Store(1) // whether the address is the pod's own
 	}
 	dir := model.Captured
 	if !dst.IsValid() {
@@ -120,22 +171,7 @@ func (g *gateway) send(dst netip.AddrPort, parts ...string) (answer string, pass
 		}
 	}
 	c.SetReadDeadline(time.Now().Add(20 * time.Second))
-	b := make([]byte, 4096)
-	n, err := io.ReadAtLeast(c, b, 1)
-	if b = b[:n]; err != nil && err != io.EOF && !errors.Is(err, unix.ECONNRESET) {
-		g.t.Fatalf("%.60q: %v", strings.Join(parts, ""), err)
-	}
-	for len(b) == 0 { // a connection without an answer has an entry of its own, without a status
-		select {
-		case e := <-g.ended:
-			if e.Status == 0 {
-				return "", e.Action == "passthrough"
-			}
-		case <-time.After(20 * time.Second):
-			g.t.Fatalf("%.60q: neither an answer nor an entry", strings.Join(parts, ""))
-		}
-	}
-	return string(b), false
+	return c
 }
 
 // status is the answer's, or what there was in its place.
@@ -277,5 +313,42 @@ func TestNoRequestLeavesAnHTTPPort(t *testing.T) {
 	}
 	if readable < 15 {
 		t.Errorf("net/http reads %d of the requests only: the test shows nothing", readable)
+	}
+}
+
+// h2Status sends in, an HTTP/2 client's first request, to dst. "400": the stream is reset as malformed.
+func (g *gateway) h2Status(dst netip.AddrPort, in string) string {
+	g.t.Helper()
+	c := g.open(dst, in)
+	defer c.Close()
+	dec := hpack.NewDecoder(0, nil)
+	head := make([]byte, 9)
+	answer := ""
+	for {
+		if _, err := io.ReadFull(c, head); err != nil {
+			return map[bool]string{true: "passed", false: "closed"}[g.passed()]
+		}
+		p := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
+		if _, err := io.ReadFull(c, p); err != nil {
+			g.t.Fatal(err)
+		}
+		switch kind, flags := head[3], head[4]; {
+		case kind == 3: // RST_STREAM
+			return map[bool]string{true: "400", false: "reset"}[len(p) == 4 && p[3] == 1]
+		case kind == 1:
+			fields, err := dec.Decode(p, nil)
+			if err != nil {
+				g.t.Fatal(err)
+			}
+			answer = string(fields[0].Value)
+			if flags&1 != 0 {
+				return answer
+			}
+		case kind == 0:
+			if bytes.Contains(p, []byte("the dialled address did not answer")) {
+				return "passed"
+			}
+			return answer
+		}
 	}
 }

@@ -225,7 +225,44 @@ func (o *Outbound) accept(l *engine.Loop, fd int, p *Pod, dir model.Direction, d
 	snap := o.cfg.Store.Load()
 	draw := st.rnd.Uint32()
 	c.flow.Waited = dir == model.Captured && o.cfg.Want == nil // nobody would bring rows
-	c.begin(fd, decide.Decide(snap, &c.flow, draw, nil), snap, draw, nil)
+	v := decide.Decide(snap, &c.flow, draw, nil)
+	if dir == model.Captured && model.ReservedPort(dst.Port()) && (v.Action == decide.Sniff && v.Race || v.Action == decide.Passthrough) {
+		c.foreign(fd, v, snap, draw)
+		return
+	}
+	c.begin(fd, v, snap, draw, nil)
+}
+
+// foreign begins a connection to one of the mesh's own ports at an address that is nobody's in the mesh, once the pod's
+// namespace has told that the address is not the pod's own: behind those our own listeners wait (decision 043).
+func (c *conn) foreign(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uint32) {
+	l, addr := c.st.l, c.flow.Dst.Addr().Unmap()
+	c.pod.Engine.Hold(2)
+	c.pod.Sockets.Request(addr.Is6(), func(probe int, err error) {
+		own := true // also where nobody can tell
+		if err == nil {
+			own, err = socket.IsLocal(probe, addr)
+			own = own || err != nil
+			unix.Close(probe)
+		}
+		perr := l.Post(func() {
+			c.pod.Engine.Hold(-2)
+			if !own {
+				c.begin(fd, v, snap, draw, nil)
+				return
+			}
+			_ = socket.Abort(fd)
+			end := connEnd{}
+			if err != nil {
+				end.cause = connectCause(err)
+			}
+			c.record(decide.Verdict{Action: decide.Refuse, Reason: decide.Loop}, snap, end)
+		})
+		if perr != nil {
+			c.pod.Engine.Hold(-2)
+			_ = socket.Abort(fd)
+		}
+	})
 }
 
 // begin does what the verdict on a captured connection says. fd is no loop's. first is what

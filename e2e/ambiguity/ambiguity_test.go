@@ -215,7 +215,8 @@ func TestTable(t *testing.T) {
 	})
 
 	// A captured dial of an HTTP port reads the same: what begins like a request is not handed on there
-	// (decision 042).
+	// (decision 042), and what does not reaches no application of the mesh (contract 4.2).
+	noRequest := map[string]bool{"Request line: a NUL in the method": true, "Pipelines with a bad member: garbage alone": true}
 	t.Run("captured", func(t *testing.T) {
 		each(func(key string, q request) {
 			s, err := l.captured.send(t.Context(), q.bytes)
@@ -224,6 +225,7 @@ func TestTable(t *testing.T) {
 			}
 			want := ours[key]
 			switch {
+			case noRequest[key] && s.passed == 0:
 			case slices.EqualFunc(s.answers, want.answers, func(a, b string) bool { return a == b || refusal(a) && refusal(b) }):
 			default:
 				t.Errorf("%s: captured %v, on the proxy port %v", key, s, want)

@@ -55,6 +55,28 @@ func StartConnect(fd int, addr netip.AddrPort) error {
 	return nil
 }
 
+// IsLocal reports whether a is an address of the network namespace that fd, an unbound TCP socket, is
+// of: the kernel binds a socket to those alone. fd is of no use for connecting after it. Where the namespace has
+// ip_nonlocal_bind set, every address counts as its own.
+func IsLocal(fd int, a netip.Addr) (bool, error) {
+	family, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return false, err
+	}
+	sa, err := sockaddr(family, netip.AddrPortFrom(a, 0))
+	if err != nil {
+		return false, err
+	}
+	switch err := unix.Bind(fd, sa); err {
+	case nil:
+		return true, nil
+	case unix.EADDRNOTAVAIL:
+		return false, nil
+	default:
+		return false, err
+	}
+}
+
 // connect waits in Go's poller, not in a thread. fd is f's.
 func connect(ctx context.Context, f *os.File, fd int, addr netip.AddrPort) error {
 	if err := ctx.Err(); err != nil {

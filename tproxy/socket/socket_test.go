@@ -940,3 +940,35 @@ func BenchmarkPool(b *testing.B) {
 		unix.Close(fd)
 	}
 }
+
+// TestIsLocal: what is the namespace's own address is told, whatever the spelling and whether or not anybody listens.
+func TestIsLocal(t *testing.T) {
+	own := map[string]bool{"127.0.0.1": true, "127.9.8.7": true, "::ffff:127.0.0.1": true, "::1": true, "203.0.113.7": false, "2001:db8::7": false}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if p := netip.MustParsePrefix(a.String()); !p.Addr().IsLinkLocalUnicast() { // those need a zone
+			own[p.Addr().String()] = true
+		}
+	}
+	for text, want := range own {
+		a := netip.MustParseAddr(text)
+		family := unix.AF_INET
+		if a.Unmap().Is6() {
+			family = unix.AF_INET6
+		}
+		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := socket.IsLocal(fd, a); err != nil || got != want {
+			t.Errorf("%s: %v, %v, want %v", a, got, err, want)
+		}
+		unix.Close(fd)
+	}
+	if _, err := socket.IsLocal(-1, netip.MustParseAddr("127.0.0.1")); err == nil {
+		t.Error("no socket, and no error")
+	}
+}

@@ -1,7 +1,9 @@
 package reference
 
 import (
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,8 +18,15 @@ func refuse(reason string) Answer { return Answer{Action: "refuse", Reason: reas
 func (w *world) captured(f *model.Flow, pick uint32) Answer {
 	pod := w.workload(f)
 	d := f.Dst.Port()
-	if d == model.PortCapture && pod != nil && slices.Contains(unmapped(pod.IPs), f.Dst.Addr().Unmap()) {
-		return refuse("loop") // design 4, step 2
+	switch a := f.Dst.Addr().Unmap(); d { // design 4, step 2; decision 043
+	case model.PortCapture:
+		return refuse("loop")
+	case model.PortMesh, model.PortProxy, model.PortRaw:
+		own := pod != nil && slices.Contains(unmapped(pod.IPs), a)
+		if own || netip.MustParsePrefix("127.0.0.0/8").Contains(a) || netip.MustParsePrefix("169.254.0.0/16").Contains(a) ||
+			netip.MustParsePrefix("fe80::/10").Contains(a.WithZone("")) || a == netip.IPv6Loopback() || a.IsUnspecified() {
+			return refuse("loop")
+		}
 	}
 	svc := w.byAddress(f.Dst.Addr())
 	if svc == nil {
@@ -99,6 +108,13 @@ func (w *world) foreign(f *model.Flow, pod *model.Workload) Answer {
 	case model.SniffHTTP10, model.SniffHTTP11, model.SniffH2C:
 		if d == model.PortProxy {
 			return Answer{Action: "serve", Reason: "proxy-port"}
+		}
+		host, port, more := strings.Cut(f.Host, ":")
+		if n, err := strconv.Atoi(port); more && (err != nil || n < 1 || n > 65535 || strconv.Itoa(n) != port) {
+			// A name of the mesh with a port that is none: 400, so it is served.
+			if s := w.name(host, f.Namespace).service; s != nil && (s.kind != meshOnly || s.onDial(d, 0)) {
+				return Answer{Action: "serve", Reason: "mesh-name"}
+			}
 		}
 		switch n := w.name(f.Host, f.Namespace); {
 		case n.noCaller: // 4.4: its requests are refused, with this reason

@@ -93,7 +93,7 @@ func (w *world) dialled(f *model.Flow, r *httpmsg.Head, n meaning) (*service, po
 	if s.broken {
 		return nil, port{}, refused("broken-service", 500)
 	}
-	if s.cold && model.ReservedPort(n.port) { // 4.6: refused at once, never parked
+	if s.cold && model.DialledPort(n.port) { // 4.6: refused at once, never parked
 		return nil, port{}, refused("port-not-declared", 421)
 	}
 	if a, cold := s.coldAnswer(d); cold {
@@ -123,7 +123,7 @@ func (s *service) coldAnswer(n uint16) (Answer, bool) {
 	switch {
 	case !s.cold:
 		return Answer{}, false
-	case model.ReservedPort(n):
+	case model.DialledPort(n):
 		return refused("port-not-declared", 421), true
 	case s.await:
 		return Answer{Action: "await", Reason: "await-rows", Status: 503}, true
@@ -139,7 +139,7 @@ func (w *world) proxied(f *model.Flow, r *httpmsg.Head, n meaning) (*service, po
 		return nil, port{}, refused("caller-namespace-unknown", 421)
 	case n.service == nil && string(r.Path) == "/-/-/live": // 4.11
 		return nil, port{}, reply("live", 200)
-	case n.service == nil && model.ReservedPort(n.port) && (n.below || floorRefuses): // unknown names too
+	case n.service == nil && model.DialledPort(n.port) && (n.below || floorRefuses): // unknown names too
 		return nil, port{}, refused("port-not-declared", 421)
 	case n.service == nil && floorRefuses:
 		return nil, port{}, refused("no-such-name", 404)

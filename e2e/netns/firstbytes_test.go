@@ -1,0 +1,118 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// answerTo writes req and returns the first line of what comes, or how the connection ended without.
+func answerTo(t *testing.T, c net.Conn, req string) string {
+	t.Helper()
+	say(t, c, req)
+	b := make([]byte, 4096)
+	n, err := io.ReadAtLeast(c, b, 1)
+	switch {
+	case n > 0:
+		first, _, _ := strings.Cut(string(b[:n]), "\r\n")
+		return first
+	case errors.Is(err, syscall.ECONNRESET):
+		return "reset"
+	}
+	return fmt.Sprint("nothing, ", err)
+}
+
+// TestUnreadableStays (decision 042): what begins like a request at an HTTP port of the mesh is answered, though
+// somebody listens behind the Service's address who would take it.
+func TestUnreadableStays(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	l := listen(t, ctx, &w.out.Space, vip(appVIP, portH2))
+	for _, tt := range []struct{ name, req, want string }{
+		{"a long target", "GET /denied?x=" + strings.Repeat("a", 16400) + " HTTP/1.1\r\nHost: app\r\n\r\n", "414"},
+		{"two spaces", "GET  /denied HTTP/1.1\r\nHost: app\r\n\r\n", "400"},
+		{"a version of nobody", "GET /denied HTTP/1.2\r\nHost: app\r\n\r\n", "505"},
+		{"no version", "GET /denied\r\n", "400"},
+		{"a long method", strings.Repeat("M", 40), "501"},
+	} {
+		if got := answerTo(t, dial(t, ctx, w.Pod("web"), vip(appVIP, portH2)), tt.req); !strings.Contains(got, " "+tt.want+" ") {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+	l.(*net.TCPListener).SetDeadline(time.Now())
+	if c, err := l.Accept(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("something left the mesh: %v, %v", c, err)
+	}
+}
+
+// TestPortsThatAreNone: a mesh name with a port that is no port is answered 400, wherever the request was sent.
+func TestPortsThatAreNone(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	for _, port := range []string{":08083", ":0", ":00080", ":65536", ":http", ":8083:8083"} {
+		for _, by := range []struct{ pod, addr string }{{"web", vip(appVIP, portRaw)}, {"web", w.out.IP4.String() + ":7998"}, {"job", proxyPort}} {
+			if by.addr != proxyPort && strings.HasSuffix(by.addr, ":7998") {
+				l := listen(t, ctx, &w.out.Space, by.addr) // who would take it
+				defer l.Close()
+			}
+			got := answerTo(t, dial(t, ctx, w.Pod(by.pod), by.addr), "GET / HTTP/1.1\r\nHost: "+appName+port+"\r\nConnection: close\r\n\r\n")
+			if !strings.Contains(got, " 400 ") {
+				t.Errorf("Host %s%s, from %s to %s: %s, want 400", appName, port, by.pod, by.addr, got)
+			}
+		}
+	}
+}
+
+// TestEmptyLineFirst: an empty line before the first request is passed over (RFC 9112 2.2), captured as on the proxy port.
+func TestEmptyLineFirst(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	for _, by := range []struct{ pod, addr string }{{"job", proxyPort}, {"web", vip(appVIP, portH1)}} {
+		req := fmt.Sprintf("\r\nGET /nobody-has-this HTTP/1.1\r\nHost: %s:%d\r\nConnection: close\r\n\r\n", appName, portH1)
+		if got := answerTo(t, dial(t, ctx, w.Pod(by.pod), by.addr), req); !strings.Contains(got, " 404 ") { // the application's own
+			t.Errorf("from %s: %s, want the application's 404", by.pod, got)
+		}
+	}
+}
+
+// TestNoWayBack (decision 043): connections to the mesh's own ports at whatever address a pod has end at once, and
+// the proxy makes none of its own of them.
+func TestNoWayBack(t *testing.T) {
+	ctx := within(t, 2*patience)
+	pod := w.Pod("web2")
+	for _, a := range []string{"10.77.0.1/24", "10.77.0.2/24", "fd77::1/128"} { // no status lists these; the second is secondary
+		family := "-4"
+		if strings.Contains(a, ":") {
+			family = "-6"
+		}
+		if out, err := pod.Command(ctx, "ip", family, "addr", "add", a, "dev", "lo").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		t.Cleanup(func() { pod.Command(context.Background(), "ip", family, "addr", "del", a, "dev", "lo").Run() })
+	}
+	for _, addr := range []string{"127.0.0.1", "127.8.7.6", "[::1]", "10.77.0.1", "10.77.0.2", "[fd77::1]", pod.IP4.String(), "[" + pod.IP6.String() + "]", "[::ffff:10.77.0.1]", "0.0.0.0"} {
+		for _, port := range []int{18001, 18008, 18081, 18082} {
+			c, err := pod.Dial(ctx, "tcp", fmt.Sprintf("%s:%d", addr, port))
+			if err != nil { // nobody listens there
+				continue
+			}
+			deadline(ctx, c.(*net.TCPConn))
+			local := port == 18081 && (addr == "127.0.0.1" || addr == "[::1]" || addr == "0.0.0.0") // the proxy port itself
+			got := answerTo(t, c, "GET / HTTP/1.1\r\nHost: other.example\r\nConnection: close\r\n\r\n")
+			c.Close()
+			switch {
+			case local && strings.Contains(got, " 404 "):
+			case !local && (got == "reset" || got == "nothing, EOF"):
+			default:
+				t.Errorf("%s:%d: %s", addr, port, got)
+			}
+		}
+	}
+}
