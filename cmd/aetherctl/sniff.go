@@ -178,7 +178,8 @@ func (s *sniffer) file(name string) (unread, err error) {
 			size = info.Size()
 		}
 	}
-	for f, err := range replay.Read(s.progress.of(name, r, size), replay.Options{Heads: s.judge != nil}) {
+	var tally replay.Tally
+	for f, err := range replay.Read(s.progress.of(name, r, size), replay.Options{Heads: s.judge != nil, Tally: &tally}) {
 		if err != nil {
 			return err, nil
 		}
@@ -192,6 +193,11 @@ func (s *sniffer) file(name string) (unread, err error) {
 		if err := s.print(l); err != nil {
 			return nil, err
 		}
+	}
+	if tally.TCP == 0 {
+		s.progress.clear()
+		fmt.Fprintf(s.errs, "aetherctl: %s: no TCP in %d packets: %d of UDP (--all shows them), %d fragments of IP, %d others or unreadable; VXLAN, GRE and IP in IP are looked into\n",
+			name, tally.Frames, tally.UDP, tally.Fragments, tally.Other)
 	}
 	return nil, nil
 }

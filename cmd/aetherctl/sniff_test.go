@@ -359,3 +359,15 @@ func TestUsage(t *testing.T) {
 		}
 	}
 }
+
+// TestSniffWithoutTCP: a capture of which nothing can be shown is told of, with what was in it.
+func TestSniffWithoutTCP(t *testing.T) {
+	udp := append([]byte{0x9c, 0x40, 0, 53, 0, 12, 0, 0}, "dns?"...)
+	p := append([]byte{0x45, 0, 0, 32, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2}, udp...)
+	file := "\xd4\xc3\xb2\xa1\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x00\x00\x65\x00\x00\x00" +
+		"\x01\x00\x00\x00\x00\x00\x00\x00\x20\x00\x00\x00\x20\x00\x00\x00" + string(p)
+	status, out, errs := aetherctl(t, file, "sniff", "-")
+	if status != 0 || out != "" || !strings.Contains(errs, "no TCP in 1 packets: 1 of UDP") {
+		t.Errorf("status %d, out %q, errors %q", status, out, errs)
+	}
+}

@@ -59,7 +59,7 @@ func payloads(t testing.TB, path string) (all []sent) {
 		if err != nil {
 			return all
 		}
-		if s, _ := decode(f.link, f.data); s != nil && s.udp {
+		if s, _ := new(decoder).decode(f.link, f.data); s != nil && s.udp {
 			if len(all) == 0 {
 				client = s.src
 			}

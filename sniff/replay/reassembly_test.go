@@ -118,7 +118,7 @@ func TestReassembly(t *testing.T) {
 		want := all[0].bytes[0]
 		tab := newTable(false)
 		for i, f := range frames {
-			s, _ := decode(layers.LinkTypeRaw, f)
+			s, _ := new(decoder).decode(layers.LinkTypeRaw, f)
 			tab.add(i+1, time.Time{}, s)
 		}
 		c := tab.rest()[0]

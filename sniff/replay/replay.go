@@ -133,6 +133,36 @@ type Flow struct {
 type Options struct {
 	// Heads keeps the first bytes of HTTP connections for Flow.Head.
 	Heads bool
+
+	// Tally counts the frames as they are read; nil: nobody asks.
+	Tally *Tally
+}
+
+// Tally is what a capture's frames were, whether or not a flow came of them.
+type Tally struct {
+	Frames    int // all
+	TCP, UDP  int // segments and datagrams, those in tunnels too
+	Tunnelled int // of these, those in a tunnel: VXLAN, GRE, IP in IP
+	Fragments int // of IP, whose segments cannot be read
+	Other     int // everything else: other protocols, and what could not be read
+}
+
+// count adds a frame, in which d found seg.
+func (t *Tally) count(d *decoder, seg *segment) {
+	t.Frames++
+	switch {
+	case seg != nil && seg.udp:
+		t.UDP++
+	case seg != nil:
+		t.TCP++
+	case d.fragments:
+		t.Fragments++
+	default:
+		t.Other++
+	}
+	if seg != nil && d.tunnels > 0 {
+		t.Tunnelled++
+	}
 }
 
 // Error is what is wrong with a capture, and where.
@@ -186,7 +216,11 @@ func Read(r io.Reader, o Options) iter.Seq2[Flow, error] {
 				broken = &Error{n, at, err}
 				break
 			}
-			seg, known := decode(f.link, f.data)
+			var d decoder
+			seg, known := d.decode(f.link, f.data)
+			if o.Tally != nil {
+				o.Tally.count(&d, seg)
+			}
 			if !known && unknown == nil { // frames of other interfaces may be known
 				unknown = &Error{n, at, fmt.Errorf("link type %d is not supported; supported are %s", f.link, Links())}
 			}

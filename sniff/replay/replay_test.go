@@ -442,7 +442,7 @@ func tableOf(t *testing.T, frames [][]byte) *table {
 	t.Helper()
 	tab := newTable(false)
 	for i, f := range frames {
-		s, known := decode(layers.LinkTypeRaw, f)
+		s, known := new(decoder).decode(layers.LinkTypeRaw, f)
 		if s == nil || !known {
 			t.Fatalf("frame %d does not decode", i)
 		}
