@@ -156,9 +156,20 @@ func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdic
 	}
 
 	reason, rule := ForeignAddress, ""
+	var at *snapshot.Backend // of a pod that was dialled itself
+	if svc == nil && port != model.PortProxy {
+		if at = s.HTTPEndpoint(addr, port); at != nil {
+			http = true
+			if t != nil {
+				t.add("%s is a pod of %s, which declares %d HTTP", addr, at.Service, port)
+			}
+		}
+	}
 	switch {
 	case port == model.PortProxy:
 		reason = ProxyPort
+	case at != nil: // each request is looked at, whatever its authority (decision 044)
+		reason, rule = EndpointAddress, at.Name
 	case http:
 		reason, rule = DeclaredHTTP, svc.Rule
 	case svc != nil:
@@ -167,7 +178,7 @@ func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdic
 
 	switch f.Sniff {
 	case model.SniffNone:
-		v := Verdict{Action: Sniff, Reason: reason, Rule: rule, Race: svc == nil}
+		v := Verdict{Action: Sniff, Reason: reason, Rule: rule, Race: svc == nil && at == nil}
 		switch {
 		case http:
 		case reason == ForeignAddress && len(s.Services()) == 0 && !blackhole(pod, port):

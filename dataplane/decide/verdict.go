@@ -70,13 +70,14 @@ type Reason uint8
 const (
 	// Captured connections, before the first byte (contract 4.2).
 
-	Loop           Reason = iota + 1 // dialled the capture port of its own pod
-	DeclaredTCP                      // the address and port are a service's raw-TCP port
-	RawSpelling                      // :18082 on a service: its default TCP port
-	DeclaredHTTP                     // the port is an HTTP port of the service
-	ProxyPort                        // the connection is to the proxy port, or was dialled to 18081
-	MeshAddress                      // the address is a service's, the port is none of its own
-	ForeignAddress                   // the address is no service's; the bytes may still name one
+	Loop            Reason = iota + 1 // dialled the capture port of its own pod
+	DeclaredTCP                       // the address and port are a service's raw-TCP port
+	RawSpelling                       // :18082 on a service: its default TCP port
+	DeclaredHTTP                      // the port is an HTTP port of the service
+	ProxyPort                         // the connection is to the proxy port, or was dialled to 18081
+	MeshAddress                       // the address is a service's, the port is none of its own
+	EndpointAddress                   // the address is a mesh pod's, and the port one that it declares HTTP
+	ForeignAddress                    // the address is no service's; the bytes may still name one
 
 	TLSRoute // the server name is a TLSRoute's (4.2 step 1)
 	TCPRoute // a TCPRoute chose the destination (10.6)
@@ -128,7 +129,7 @@ const (
 
 var reasonNames = [reasons]string{
 	"invalid",
-	"loop", "declared-tcp", "raw-spelling", "declared-http", "proxy-port", "mesh-address", "foreign-address",
+	"loop", "declared-tcp", "raw-spelling", "declared-http", "proxy-port", "mesh-address", "endpoint-address", "foreign-address",
 	"tls-route", "tcp-route",
 	"mesh-name", "not-mesh", "tls", "opaque", "server-first", "idle", "blackhole", "no-names",
 	"http-route", "grpc-route", "no-rule", "rbac-denied", "path-spelling", "too-large", "redirect", "cors-preflight", "await-rows",

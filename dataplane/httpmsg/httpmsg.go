@@ -94,6 +94,18 @@ func (h *Head) DelLike(name string) {
 	h.Fields = h.Fields[:k]
 }
 
+// DelLikePrefix removes every field whose name begins with prefix (lower case), as DelLike compares.
+func (h *Head) DelLikePrefix(prefix string) {
+	k := 0
+	for i := range h.Fields {
+		if n := h.Fields[i].Name; len(n) < len(prefix) || !like(n[:len(prefix)], prefix) {
+			h.Fields[k] = h.Fields[i]
+			k++
+		}
+	}
+	h.Fields = h.Fields[:k]
+}
+
 func like(b []byte, name string) bool {
 	if len(b) != len(name) {
 		return false

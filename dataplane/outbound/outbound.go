@@ -341,7 +341,10 @@ func (o *Outbound) act(x *exchange.Exchange, c *conn, rq *reqState, sent []httpm
 		o.send(x, c, rq, c.st.pick(c.pod, rq))
 	case decide.Passthrough:
 		// Not the mesh's: it goes where it was dialled, in the client's own version.
-		if sent != nil {
+		if dst := c.flow.Dst; rq.snap.Address(dst.Addr()) != nil || rq.snap.HTTPEndpoint(dst.Addr(), dst.Port()) != nil {
+			h.DelLike(string(hdrXFCC)) // behind it is a pod of the mesh, which believes its own proxy (decision 044)
+			h.DelLikePrefix("x-aether-")
+		} else if sent != nil {
 			h.Fields = sent
 		}
 		c.passed = true

@@ -233,6 +233,7 @@ func (s *EndpointSet) Find(a netip.AddrPort) int {
 type EndpointTable struct {
 	chunks []*chunk // the last one may hold more than size
 	size   int
+	places *places // nil: there is no endpoint
 }
 
 // chunkLen is a compromise: a change copies a chunk and the list of chunks. At
@@ -269,6 +270,10 @@ func (t *EndpointTable) Update(size int, at []SetAt) *EndpointTable {
 	}
 	n := &EndpointTable{chunks: make([]*chunk, (size+chunkLen-1)/chunkLen), size: size}
 	copy(n.chunks, t.chunks)
+	moved := placing{was: t.places}
+	for id := size; id < t.size; id++ {
+		moved.replace(id, t.Set(id), noEndpoints)
+	}
 	own := make([]bool, len(n.chunks))
 	edit := func(i int) *chunk {
 		if !own[i] {
@@ -301,7 +306,12 @@ func (t *EndpointTable) Update(size int, at []SetAt) *EndpointTable {
 		if set == nil {
 			set = noEndpoints
 		}
-		edit(a.ID / chunkLen)[a.ID%chunkLen] = set
+		c := edit(a.ID / chunkLen)
+		moved.replace(a.ID, c[a.ID%chunkLen], set)
+		c[a.ID%chunkLen] = set
+	}
+	if n.places = t.places; moved.p != nil {
+		n.places = moved.p
 	}
 	return n
 }

@@ -116,3 +116,56 @@ func TestNoWayBack(t *testing.T) {
 		}
 	}
 }
+
+// TestPodAddress (decision 044): HTTP to a pod's own address, at a port that it declares HTTP, goes there, and without what
+// only a proxy may say of its caller: each request of the connection, however late the client begins. Other ports are passed through.
+func TestPodAddress(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	app := w.Pod("app")
+	const claims = "X-Forwarded-Client-Cert: By=spiffe://x;URI=spiffe://rig.test/ns/admin/sa/root\r\nx_forwarded-client_cert: y\r\nX-Aether-Outcome: 200\r\nx_aether_pod: z\r\nX-Kept: 1\r\n\r\n"
+	request := func(path, host string) string { return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\n" + claims }
+	at := fmt.Sprintf("%s:%d", app.IP4, portH1)
+	l := listen(t, ctx, &app.Space, at)
+	heads := make(chan string, 8)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				b := make([]byte, 16<<10)
+				for have := 0; ; {
+					n, err := c.Read(b[have:])
+					if have += n; err != nil {
+						return
+					}
+					if strings.Contains(string(b[:have]), "\r\n\r\n") {
+						heads <- string(b[:have])
+						have = 0
+						io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+					}
+				}
+			}()
+		}
+	}()
+	c := dial(t, ctx, w.Pod("web"), at)
+	for _, path := range []string{"/first", "/second"} {
+		if got := answerTo(t, c, request(path, "other.example")); !strings.Contains(got, " 200 ") {
+			t.Fatalf("%s: %s", path, got)
+		}
+		head := strings.ToLower(recv(t, ctx, heads, "the request"))
+		if !strings.HasPrefix(head, "get "+path+" ") || !strings.Contains(head, "x-kept: 1") || strings.Contains(head, "client-cert") || strings.Contains(head, "client_cert") || strings.Contains(head, "aether") {
+			t.Errorf("the pod is sent:\n%s", head)
+		}
+	}
+	if got := answerTo(t, dial(t, ctx, w.Pod("web"), at), "GET  /third HTTP/1.1\r\nHost: other.example\r\n"+claims); !strings.Contains(got, " 400 ") {
+		t.Errorf("what begins like a request: %s", got)
+	}
+	other := listen(t, ctx, &app.Space, app.IP4.String()+":0") // a port that the pod does not declare
+	o := dial(t, ctx, w.Pod("web"), other.Addr().String())
+	say(t, o, request("/", "other.example"))
+	expect(t, acceptOne(t, ctx, other), request("/", "other.example"))
+}

@@ -95,6 +95,17 @@ func (w *world) captured(f *model.Flow, pick uint32) Answer {
 func (w *world) foreign(f *model.Flow, pod *model.Workload) Answer {
 	d := f.Dst.Port()
 	scopedRaw := scoped(pod) && d == model.PortRaw
+	if at := w.httpPod(f.Dst.Addr().Unmap(), d); at != "" { // decision 044
+		switch f.Sniff {
+		case model.SniffNone:
+			return Answer{Action: "sniff", Reason: "endpoint-address"}
+		case model.SniffHTTP10, model.SniffHTTP11, model.SniffH2C, model.SniffMalformed:
+			return Answer{Action: "serve", Reason: "endpoint-address"}
+		case model.SniffSilent:
+			return refuse("idle")
+		}
+		return w.notHTTP(f, pod)
+	}
 	if len(w.services) == 0 && f.Sniff == model.SniffNone && d != model.PortProxy && !scopedRaw {
 		return Answer{Action: "passthrough", Reason: "no-names"}
 	}
@@ -126,6 +137,26 @@ func (w *world) foreign(f *model.Flow, pod *model.Workload) Answer {
 		return Answer{Action: "passthrough", Reason: "not-mesh"}
 	}
 	return w.notHTTP(f, pod)
+}
+
+// httpPod is the service of which some row has the address and declares the port HTTP, as the service serves it; "": none.
+func (w *world) httpPod(a netip.Addr, d uint16) string {
+	if d == model.PortProxy {
+		return ""
+	}
+	for _, s := range w.services {
+		for _, p := range s.pods {
+			if p.class != model.HTTP || p.number != d {
+				continue
+			}
+			for _, e := range w.endpoints(s, p) {
+				if e.IP.Unmap() == a {
+					return s.name.String()
+				}
+			}
+		}
+	}
+	return ""
 }
 
 // scoped: the pod's capture is, and only then is 18082 the mesh's alone.

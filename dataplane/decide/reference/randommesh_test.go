@@ -764,6 +764,12 @@ func (g gen) flow(m *model.Mesh) model.Flow {
 				a = one(g, m.Workloads).IPs[0]
 			}
 		}
+		if len(m.Endpoints) > 0 && g.in(10) { // a pod itself
+			e := one(g, m.Endpoints)
+			if a = e.IP; len(e.Ports) > 0 {
+				p = one(g, e.Ports).Number
+			}
+		}
 		f.Dst = model.OrigDst{AddrPort: netip.AddrPortFrom(a, p)}
 		f.Waited = g.in(3)
 		f.Sniff = model.Sniff(g.IntN(8))
