@@ -244,6 +244,11 @@ func TestFirstBytes(t *testing.T) {
 		{"absolute-form, two spaces", "GET http://cart:8080/  HTTP/1.1\r\n" + mesh, "400 400 passed passed passed 400"},
 		{"a NUL in the target", "GET /a\x00b HTTP/1.1\r\n" + mesh, "400 400 passed passed passed 400"},
 		{"a space in the target", "GET /a b HTTP/1.1\r\n" + mesh, "400 400 passed passed passed 400"},
+		// What measurement-kit#1416 asks middle boxes with.
+		{"a version of letters", "GET / HTTP/aXb\n\r", "400 400 passed passed passed 400"},
+		{"four words", "aaaaa bbbbb ccccc ddddd\n\r", "400 400 passed passed passed 400"},
+		{"a method of 1024 letters", strings.Repeat("Qz", 512) + " / HTTP/1.1\n\r", "501 501 passed passed passed 501"},
+		{"another scheme", "GET cache_object://localhost/ HTTP/1.0\r\n\r\n", "400 400 400 passed 400 400"},
 		{"the PROXY protocol", "PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nGET / HTTP/1.1\r\n" + mesh, "400 400 passed passed passed 400"},
 		{"the PROXY protocol, version 2", "\r\n\r\n\x00\r\nQUIT\n", "400 400 passed passed passed 400"},
 		{"a broken preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\rx", "505 505 passed passed passed 505"},
