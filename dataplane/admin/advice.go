@@ -49,7 +49,8 @@ const (
 // mend says, by the name of a reason, what is wrong and what to do. A refusal with a reason that
 // is not here says only which ports and names there are.
 var mend = map[string]string{
-	"loop":                     "the pod dialled its own capture port, which leads back to the proxy; dial a service by one of its ports",
+	"bad-authority":            "write the authority as host or host:port, the port a number of 1 to 65535 without leading zeros, and no user before an @",
+	"loop":                     "the pod dialled 18001, or another of the mesh's own ports at an address of its own, which leads back to the proxy; dial a service by one of its ports",
 	"idle":                     "the port speaks HTTP, and the client never said anything on it",
 	"blackhole":                "18082 stands for a service's raw-TCP port, and the dialled address is no service with one",
 	"port-mismatch":            "the port that was dialled and the port in Host are different; dial the port that Host names, or leave it out of Host",

@@ -102,7 +102,7 @@ func TestAdvice(t *testing.T) {
 // TestMend: every reason there is either never refuses, or says how to mend it.
 func TestMend(t *testing.T) {
 	fine := []decide.Reason{
-		decide.DeclaredTCP, decide.RawSpelling, decide.DeclaredHTTP, decide.ProxyPort, decide.MeshAddress, decide.ForeignAddress,
+		decide.DeclaredTCP, decide.RawSpelling, decide.DeclaredHTTP, decide.ProxyPort, decide.MeshAddress, decide.EndpointAddress, decide.ForeignAddress,
 		decide.TLSRoute, decide.TCPRoute, decide.MeshName, decide.NotMesh, decide.TLS, decide.Opaque, decide.ServerFirst, decide.NoNames,
 		decide.HTTPRoute, decide.GRPCRoute, decide.Redirect, decide.CORSPreflight, decide.Readyz, decide.Live, decide.Ready, decide.ServedPort,
 	}

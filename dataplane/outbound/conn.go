@@ -185,8 +185,8 @@ func (s *sniffer) Run() {
 	}
 	s.last = true
 	r := s.state.Last(s.buf)
-	if yes, more := sniff.BeginsRequest(s.buf); r.Proto == sniff.Unknown && s.mustBeHTTP() && (yes || more) {
-		s.drop(false) // a request that takes too long: the codec's limit has passed as well
+	if yes, more := sniff.BeginsRequest(s.buf); r.Proto == sniff.Unknown && s.mustBeHTTP() && s.c.flow.Dir == model.Captured && (yes || more) {
+		s.drop(false) // a request that takes too long; on the proxy port the codec takes it from here
 		return
 	}
 	s.settle(r)
