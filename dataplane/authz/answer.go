@@ -3,7 +3,9 @@ package authz
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -18,6 +20,9 @@ const (
 	MaxAnswer = 64 << 10
 	// MaxEdits is how many changes it may ask for.
 	MaxEdits = 128
+	// maxDepth is how many messages may stand inside each other, as at protobuf's own
+	// readers: a Struct may hold another.
+	maxDepth = 100
 )
 
 // Field numbers of the answer, by message.
@@ -84,8 +89,9 @@ var ErrFailed = errors.New("authz: the service answers that it could not judge t
 
 // Parse reads an envoy.service.auth.v3.CheckResponse. The answer keeps slices of b.
 //
-// An error means that nobody was asked, as it were: what is malformed, too large, or
-// holds bytes that no field may hold is no answer, and the request has to be refused.
+// An error means that nobody was asked, as it were: what is malformed, too large,
+// holds bytes that no field may hold, or writes a known field as another kind of value
+// is no answer, and the request has to be refused.
 //
 // As Envoy has it a status of OK allows, and it is OK where none stands there.
 // Dynamic metadata has no reader here and is skipped.
@@ -95,9 +101,13 @@ func Parse(b []byte) (Answer, error) {
 	}
 	var a Answer
 	var code uint64
-	var ok, denied []byte // the last one counts, as in any oneof
+	var ok, denied []byte // the last kind counts, as in any oneof, and of it all that was written
 	failed := false
-	err := fields(b, func(num number, v []byte, n uint64) error {
+	err := checked(b, checkMessage, 0)
+	if err != nil {
+		return Answer{}, err
+	}
+	err = fields(b, func(num number, v []byte, n uint64) error {
 		switch num {
 		case checkStatus:
 			return fields(v, func(num number, _ []byte, n uint64) error {
@@ -107,9 +117,9 @@ func Parse(b []byte) (Answer, error) {
 				return nil
 			})
 		case checkDenied:
-			denied, ok, failed = v, nil, false
+			denied, ok, failed = merged(denied, v), nil, false
 		case checkOK:
-			denied, ok, failed = nil, v, false
+			denied, ok, failed = nil, merged(ok, v), false
 		case checkError:
 			denied, ok, failed = nil, nil, true
 		}
@@ -132,6 +142,14 @@ func Parse(b []byte) (Answer, error) {
 		return Answer{}, err
 	}
 	return a, nil
+}
+
+// merged is a message that was written in two parts, as protobuf's readers take one: a is what came before, or nil.
+func merged(a, b []byte) []byte {
+	if len(a) == 0 {
+		return slices.Clip(b) // so that a further part is not written into what is read
+	}
+	return append(a, b...)
 }
 
 func (a *Answer) readOK(b []byte) error {
@@ -171,8 +189,11 @@ func (a *Answer) readDenied(b []byte) error {
 		switch num {
 		case deniedStatus:
 			return fields(v, func(num number, _ []byte, n uint64) error {
-				if num == httpStatusCode && n >= 200 && n <= 599 {
-					a.Status = int(n)
+				if num == httpStatusCode {
+					a.Status = 0
+					if n >= 200 && n <= 599 {
+						a.Status = int(n)
+					}
 				}
 				return nil
 			})
@@ -188,24 +209,28 @@ func (a *Answer) readDenied(b []byte) error {
 // header reads a HeaderValueOption. Where neither append nor another action is said
 // the field is overwritten: the messages of the service say so of append.
 func (a *Answer) header(to *[]snapshot.Op, b []byte) error {
-	var name, value []byte
+	var name, value, raw []byte
 	var action uint64
 	appends := false
 	err := fields(b, func(num number, v []byte, n uint64) error {
 		switch num {
 		case optionHeader:
 			return fields(v, func(num number, v []byte, _ uint64) error {
-				switch {
-				case num == headerKey:
+				switch num {
+				case headerKey:
 					name = v
-				case num == headerValue, num == headerRawValue && len(v) > 0:
+				case headerValue:
 					value = v
+				case headerRawValue:
+					raw = v
 				}
 				return nil
 			})
 		case optionAppend:
 			return fields(v, func(num number, _ []byte, n uint64) error {
-				appends = num == boolValue && n != 0
+				if num == boolValue {
+					appends = n != 0
+				}
 				return nil
 			})
 		case optionAction:
@@ -215,6 +240,9 @@ func (a *Answer) header(to *[]snapshot.Op, b []byte) error {
 	})
 	if err != nil {
 		return err
+	}
+	if len(raw) > 0 {
+		value = raw
 	}
 	kind := model.OverwriteIfExistsOrAdd
 	switch {
@@ -282,25 +310,139 @@ func trim(v []byte) []byte {
 
 var errWire = errors.New("authz: the answer is no protobuf message of the kind that was asked for")
 
-// fields calls f with each field of a message: v the content of one that has a
-// length, n a number. Kinds of fields that are not read are skipped.
-func fields(b []byte, f func(num number, v []byte, n uint64) error) error {
+// A kind is how the value of a field is written.
+type kind uint8
+
+const (
+	kindUnknown kind = iota // not in the message as it is known here: skipped
+	kindInt                 // int32, or an enum
+	kindBool
+	kindDouble
+	kindText  // string, which is UTF-8
+	kindBytes // bytes
+	kindMessage
+)
+
+// message is the shape of one kind of message: its fields, by number. Fields that
+// nobody reads are in it too, for whether they are well-formed decides whether there
+// is an answer, at protobuf's own readers as here.
+type message struct{ fields [9]field }
+
+type field struct {
+	kind kind
+	of   *message // of a kindMessage
+}
+
+var (
+	textField  = field{kind: kindText}
+	bytesField = field{kind: kindBytes}
+	intField   = field{kind: kindInt}
+	boolField  = field{kind: kindBool}
+)
+
+func fieldOf(m *message) field { return field{kindMessage, m} }
+
+// The messages of an answer. Struct and Value contain each other: see init.
+var (
+	structMessage = &message{} // google.protobuf.Struct
+	valueMessage  = &message{} // google.protobuf.Value
+
+	anyMessage        = &message{[9]field{1: textField, 2: bytesField}}
+	rpcStatusMessage  = &message{[9]field{statusCode: intField, 2: textField, 3: fieldOf(anyMessage)}}
+	httpStatusMessage = &message{[9]field{httpStatusCode: intField}}
+	boolMessage       = &message{[9]field{boolValue: boolField}}
+	headerMessage     = &message{[9]field{headerKey: textField, headerValue: textField, headerRawValue: bytesField}}
+	queryMessage      = &message{[9]field{headerKey: textField, headerValue: textField}}
+	optionMessage     = &message{[9]field{optionHeader: fieldOf(headerMessage), optionAppend: fieldOf(boolMessage), optionAction: intField, 4: boolField}}
+	deniedMessage     = &message{[9]field{deniedStatus: fieldOf(httpStatusMessage), deniedHeaders: fieldOf(optionMessage), deniedBody: textField}}
+	okMessage         = &message{[9]field{okHeaders: fieldOf(optionMessage), 3: fieldOf(structMessage), okHeadersToRemove: textField,
+		okResponseHeaders: fieldOf(optionMessage), okQueryToSet: fieldOf(queryMessage), okQueryToRemove: textField}}
+	checkMessage = &message{[9]field{checkStatus: fieldOf(rpcStatusMessage), checkDenied: fieldOf(deniedMessage), checkOK: fieldOf(okMessage),
+		4: fieldOf(structMessage), checkError: fieldOf(deniedMessage)}}
+)
+
+func init() {
+	entry := &message{[9]field{1: textField, 2: fieldOf(valueMessage)}} // of map<string, Value>
+	list := &message{[9]field{1: fieldOf(valueMessage)}}
+	structMessage.fields[1] = fieldOf(entry)
+	valueMessage.fields = [9]field{1: intField, 2: {kind: kindDouble}, 3: textField, 4: boolField, 5: fieldOf(structMessage), 6: fieldOf(list)}
+}
+
+// checked walks b as a message of the shape m, with all that is in it.
+//
+// A field of m that is written as another kind of value, a number that its type does
+// not hold and text that is not UTF-8 are errors. Protobuf's readers skip the first
+// and cut the second: neither is what the service meant. Fields that m does not have
+// are skipped.
+func checked(b []byte, m *message, depth int) error {
+	if depth > maxDepth {
+		return errWire
+	}
 	for len(b) > 0 {
-		num, kind, k := protowire.ConsumeTag(b)
+		num, wire, v, n, k := consume(b)
 		if k < 0 {
 			return errWire
 		}
 		b = b[k:]
-		var v []byte
-		var n uint64
-		switch kind {
-		case protowire.BytesType:
-			v, k = protowire.ConsumeBytes(b)
-		case protowire.VarintType:
-			n, k = protowire.ConsumeVarint(b)
-		default:
-			k = protowire.ConsumeFieldValue(num, kind, b)
+		if int(num) >= len(m.fields) {
+			continue
 		}
+		is := m.fields[num]
+		if !is.holds(wire, v, n) {
+			return errWire
+		}
+		if is.kind == kindMessage {
+			if err := checked(v, is.of, depth+1); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// consume reads the field that b begins with: v is the content of one that has a
+// length, n a number, k how many bytes it is long, or negative where b is malformed.
+func consume(b []byte) (num number, wire protowire.Type, v []byte, n uint64, k int) {
+	num, wire, tag := protowire.ConsumeTag(b)
+	if tag < 0 {
+		return 0, 0, nil, 0, tag
+	}
+	switch b = b[tag:]; wire {
+	case protowire.BytesType:
+		v, k = protowire.ConsumeBytes(b)
+	case protowire.VarintType:
+		n, k = protowire.ConsumeVarint(b)
+	default:
+		k = protowire.ConsumeFieldValue(num, wire, b)
+	}
+	if k < 0 {
+		return 0, 0, nil, 0, k
+	}
+	return num, wire, v, n, tag + k
+}
+
+// holds reports whether a value, as it was read, is one of the field.
+func (is field) holds(wire protowire.Type, v []byte, n uint64) bool {
+	switch is.kind {
+	case kindInt:
+		return wire == protowire.VarintType && int64(n) == int64(int32(n))
+	case kindBool:
+		return wire == protowire.VarintType
+	case kindDouble:
+		return wire == protowire.Fixed64Type
+	case kindText:
+		return wire == protowire.BytesType && utf8.Valid(v)
+	case kindBytes, kindMessage:
+		return wire == protowire.BytesType
+	}
+	return true
+}
+
+// fields calls f with each field of a message that was checked: v the content of one
+// that has a length, n a number.
+func fields(b []byte, f func(num number, v []byte, n uint64) error) error {
+	for len(b) > 0 {
+		num, _, v, n, k := consume(b)
 		if k < 0 {
 			return errWire
 		}

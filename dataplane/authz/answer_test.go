@@ -23,12 +23,20 @@ import (
 	"aether/dataplane/snapshot"
 )
 
+// notTheirs reports whether a field is none that a service may change (contract 5.7, 5.9, 5.10).
+func notTheirs(name string) bool {
+	dashed := strings.ReplaceAll(name, "_", "-")
+	return strings.HasPrefix(name, ":") || strings.HasPrefix(dashed, "x-aether-") ||
+		slices.Contains([]string{"host", "connection", "keep-alive", "proxy-connection", "transfer-encoding", "content-length", "upgrade", "te",
+			"trailer", "expect", "x-forwarded-client-cert", "x-envoy-auth-partial-body"}, dashed)
+}
+
 // said is an answer in words, made of Envoy's own type: what Parse is compared with.
 func said(r *authv3.CheckResponse) string {
 	var b strings.Builder
 	option := func(side string, o *corev3.HeaderValueOption) {
 		name := strings.ToLower(o.GetHeader().GetKey())
-		if name[0] == ':' || name == "host" || name == "content-length" || strings.HasPrefix(name, "x-aether-") || name == "x-forwarded-client-cert" {
+		if notTheirs(name) {
 			return
 		}
 		how := "set"
@@ -44,12 +52,13 @@ func said(r *authv3.CheckResponse) string {
 		if raw := o.GetHeader().GetRawValue(); len(raw) > 0 {
 			value = string(raw)
 		}
+		value = strings.Trim(value, " \t")
 		fmt.Fprintf(&b, " %s %s %s=%q", side, how, name, value)
 	}
 	if r.GetStatus().GetCode() != 0 {
 		d := r.GetDeniedResponse()
 		status := int(d.GetStatus().GetCode())
-		if status < 200 {
+		if status < 200 || status > 599 {
 			status = 0
 		}
 		fmt.Fprintf(&b, "denied %d %q", status, d.GetBody())
@@ -64,7 +73,7 @@ func said(r *authv3.CheckResponse) string {
 		option("request", h)
 	}
 	for _, name := range o.GetHeadersToRemove() {
-		if name = strings.ToLower(name); name != "host" && !strings.HasPrefix(name, "x-aether-") {
+		if name = strings.ToLower(name); !notTheirs(name) {
 			fmt.Fprintf(&b, " request remove %s=%q", name, "")
 		}
 	}
@@ -175,24 +184,129 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever comes, it is an answer that a proxy can act on, or none.
+// odd are answers that no service means, each with what they were made of.
+func odd() map[string][]byte {
+	tag := func(num protowire.Number, kind protowire.Type, rest ...byte) []byte {
+		return append(protowire.AppendTag(nil, num, kind), rest...)
+	}
+	of := func(num protowire.Number, parts ...[]byte) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, num, protowire.BytesType), slices.Concat(parts...))
+	}
+	number := func(num protowire.Number, n uint64) []byte {
+		return protowire.AppendVarint(protowire.AppendTag(nil, num, protowire.VarintType), n)
+	}
+	name := of(1, []byte("x-a"))
+	return map[string][]byte{
+		"a code, then one as bytes":         of(1, number(1, 6176), of(1)),
+		"a code as bytes":                   of(1, of(1, []byte{7})),
+		"a code as fixed32":                 of(1, tag(1, protowire.Fixed32Type, 7, 0, 0, 0)),
+		"a code as fixed64":                 of(1, tag(1, protowire.Fixed64Type, 7, 0, 0, 0, 0, 0, 0, 0)),
+		"a code as a group":                 of(1, tag(1, protowire.StartGroupType), tag(1, protowire.EndGroupType)),
+		"a code of more than 32 bits":       of(1, number(1, 1<<32)),
+		"a negative code":                   of(1, number(1, 1<<64-1)),
+		"a status as a number":              number(1, 7),
+		"two statuses":                      slices.Concat(of(1, number(1, 7)), of(1)),
+		"two statuses, the second OK":       slices.Concat(of(1, number(1, 7)), of(1, number(1, 0))),
+		"a status' text is not UTF-8":       of(1, number(1, 7), of(2, []byte{0xff})),
+		"a detail as a number":              of(1, number(1, 7), number(3, 1)),
+		"a denial as a number":              slices.Concat(of(1, number(1, 7)), number(2, 1)),
+		"a denial in two parts":             slices.Concat(of(1, number(1, 7)), of(2, of(1, number(1, 401))), of(2, of(3, []byte("no")))),
+		"a denial, an approval, a denial":   slices.Concat(of(1, number(1, 7)), of(2, of(1, number(1, 401))), of(3), of(2, of(3, []byte("no")))),
+		"an error, then an approval":        slices.Concat(of(5), of(3)),
+		"an approval, then an error":        slices.Concat(of(3), of(5)),
+		"a denial's status twice":           slices.Concat(of(1, number(1, 7)), of(2, of(1, number(1, 401), number(1, 7)))),
+		"a denial's body is not UTF-8":      slices.Concat(of(1, number(1, 7)), of(2, of(3, []byte{0xff}))),
+		"an approval in two parts":          slices.Concat(of(3, of(5, []byte("a"))), of(3, of(5, []byte("b")))),
+		"a value that is not UTF-8":         of(3, of(2, of(1, name, of(2, []byte{0xff})))),
+		"a raw value that is not UTF-8":     of(3, of(2, of(1, name, of(3, []byte{0xff})))),
+		"a raw value, then a value":         of(3, of(2, of(1, name, of(3, []byte("raw")), of(2, []byte("text"))))),
+		"a name as a number":                of(3, of(2, of(1, number(1, 7)))),
+		"append as a number":                of(3, of(2, of(1, name), number(2, 1))),
+		"append, then an unknown field":     of(3, of(2, of(1, name), of(2, number(1, 1), number(9, 0)))),
+		"append of two bits":                of(3, of(2, of(1, name), of(2, number(1, 2)))),
+		"an action of more than 32 bits":    of(3, of(2, of(1, name), number(3, 1<<32|1))),
+		"metadata with a wrong value":       of(4, of(1, of(1, []byte("k")), of(2, number(2, 1)))),
+		"metadata of an approval is broken": of(3, of(3, []byte{0xff})),
+		"an unknown field, broken":          tag(100, protowire.BytesType, 5, 1),
+		"an unknown group":                  slices.Concat(tag(100, protowire.StartGroupType), number(1, 1), tag(100, protowire.EndGroupType)),
+		"the end of a group":                tag(100, protowire.EndGroupType),
+	}
+}
+
+// agrees holds Parse against protobuf's own reader of Envoy's own type: what that
+// refuses is refused, and what both take is the same answer. Parse may refuse more.
+func agrees(t *testing.T, b []byte) {
+	t.Helper()
+	a, err := authz.Parse(b)
+	if err != nil {
+		if a.Allowed {
+			t.Error("allowed by what is no answer")
+		}
+		return
+	}
+	var m authv3.CheckResponse
+	switch err := proto.Unmarshal(b, &m); {
+	case err != nil:
+		t.Fatalf("%s, and protobuf has it: %v", read(a), err)
+	case m.GetErrorResponse() != nil:
+		t.Fatalf("%s, and the service could not judge", read(a))
+	case read(a) != said(&m):
+		t.Fatalf("got %s\nwant %s", read(a), said(&m))
+	}
+}
+
+// TestParseOdd: an answer that protobuf reads as a denial is never an approval here,
+// however it is written. Answers of which a field is of another kind than its number
+// has are none at all.
+func TestParseOdd(t *testing.T) {
+	taken := map[string]bool{
+		"a negative code": true, "two statuses": true, "two statuses, the second OK": true, "a denial in two parts": true, "a denial, an approval, a denial": true,
+		"an error, then an approval": true, "a denial's status twice": true, "an approval in two parts": true, "a raw value, then a value": true, "a raw value that is not UTF-8": true,
+		"append, then an unknown field": true, "append of two bits": true, "an unknown group": true,
+	}
+	for what, b := range odd() {
+		t.Run(what, func(t *testing.T) {
+			if _, err := authz.Parse(b); (err == nil) != taken[what] {
+				t.Errorf("%v, want it taken: %v", err, taken[what])
+			}
+			agrees(t, b)
+		})
+	}
+}
+
+// TestParseDepth: messages may stand inside each other so deep, and no deeper.
+func TestParseDepth(t *testing.T) {
+	in := func(num protowire.Number, b []byte) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, num, protowire.BytesType), b)
+	}
+	var value []byte // the answer, its Struct and an entry stand around it, and a list and its value make two
+	for range 48 {
+		value = in(6, in(1, value))
+	}
+	if _, err := authz.Parse(in(4, in(1, in(2, value)))); err != nil {
+		t.Errorf("%v", err)
+	}
+	if _, err := authz.Parse(in(4, in(1, in(2, in(6, in(1, value)))))); err == nil {
+		t.Error("a message deeper than the bound is taken")
+	}
+}
+
+// FuzzParse: whatever comes, it is an answer that a proxy can act on and that
+// protobuf's own reader takes for the same, or none.
 func FuzzParse(f *testing.F) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 20 {
 		b, _ := proto.Marshal(randomAnswer(r))
 		f.Add(b)
 	}
+	for _, b := range odd() {
+		f.Add(b)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
+		agrees(t, b)
 		a, err := authz.Parse(b)
 		if err != nil {
-			if a.Allowed {
-				t.Error("allowed by what is no answer")
-			}
 			return
-		}
-		var m authv3.CheckResponse
-		if err := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(b, &m); err == nil && a.Allowed != (m.GetStatus().GetCode() == 0) && m.Status != nil {
-			t.Errorf("allowed %v, and the status is %d", a.Allowed, m.GetStatus().GetCode())
 		}
 		if len(a.Request)+len(a.Response)+len(a.Query) > authz.MaxEdits {
 			t.Error("more changes than are let through")

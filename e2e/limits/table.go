@@ -256,6 +256,7 @@ var bounds = []bound{
 	{"dataplane/authz", "MaxBody", "bytes of a body in a question", "the rest is not sent, and the question says that the body is partial"},
 	{"dataplane/authz", "MaxAnswer", "bytes of an answer", "it is none: the request is refused"},
 	{"dataplane/authz", "MaxEdits", "changes in an answer", "it is none: the request is refused"},
+	{"dataplane/authz", "maxDepth", "messages inside each other, in an answer", "it is none: the request is refused"},
 
 	{"controlplane/etcd", "requestTimeout", "time", "a request to etcd, or the begin of a watch, has failed; a write says so to its caller, a list is tried again"},
 	{"controlplane/etcd", "maxMessage", "bytes of an answer of etcd", "a page of the list is asked for again with a quarter of the keys; a watch is begun anew with a list"},
