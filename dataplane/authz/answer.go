@@ -404,8 +404,8 @@ func checked(b []byte, m *message, depth int) error {
 // length, n a number, k how many bytes it is long, or negative where b is malformed.
 func consume(b []byte) (num number, wire protowire.Type, v []byte, n uint64, k int) {
 	num, wire, tag := protowire.ConsumeTag(b)
-	if tag < 0 {
-		return 0, 0, nil, 0, tag
+	if tag < 0 || num > protowire.MaxValidNumber {
+		return 0, 0, nil, 0, -1
 	}
 	switch b = b[tag:]; wire {
 	case protowire.BytesType:
