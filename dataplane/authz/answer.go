@@ -153,7 +153,7 @@ func merged(a, b []byte) []byte {
 }
 
 func (a *Answer) readOK(b []byte) error {
-	var remove []snapshot.Op // comes last, whatever stands before it
+	var remove, removeQuery []snapshot.Op // come last, wherever they stand
 	err := fields(b, func(num number, v []byte, _ uint64) error {
 		switch num {
 		case okHeaders:
@@ -176,11 +176,11 @@ func (a *Answer) readOK(b []byte) error {
 			a.Query = append(a.Query, snapshot.Op{Kind: model.OverwriteIfExistsOrAdd, Name: key, Value: value})
 			return err
 		case okQueryToRemove:
-			a.Query = append(a.Query, snapshot.Op{Kind: model.RemoveAll, Name: v})
+			removeQuery = append(removeQuery, snapshot.Op{Kind: model.RemoveAll, Name: v})
 		}
 		return nil
 	})
-	a.Request = append(a.Request, remove...)
+	a.Request, a.Query = append(a.Request, remove...), append(a.Query, removeQuery...)
 	return err
 }
 

@@ -227,6 +227,8 @@ func odd() map[string][]byte {
 		"an action of more than 32 bits":    of(3, of(2, of(1, name), number(3, 1<<32|1))),
 		"metadata with a wrong value":       of(4, of(1, of(1, []byte("k")), of(2, number(2, 1)))),
 		"metadata of an approval is broken": of(3, of(3, []byte{0xff})),
+		"a query removed, then set":         of(3, of(8, []byte("a")), of(7, of(1, []byte("a")), of(2, []byte("b")))),
+		"a field removed, then set":         of(3, of(5, []byte("x-a")), of(2, of(1, name, of(2, []byte("b"))))),
 		"an unknown field, broken":          tag(100, protowire.BytesType, 5, 1),
 		"an unknown group":                  slices.Concat(tag(100, protowire.StartGroupType), number(1, 1), tag(100, protowire.EndGroupType)),
 		"the end of a group":                tag(100, protowire.EndGroupType),
@@ -262,7 +264,7 @@ func TestParseOdd(t *testing.T) {
 	taken := map[string]bool{
 		"a negative code": true, "two statuses": true, "two statuses, the second OK": true, "a denial in two parts": true, "a denial, an approval, a denial": true,
 		"an error, then an approval": true, "a denial's status twice": true, "an approval in two parts": true, "a raw value, then a value": true, "a raw value that is not UTF-8": true,
-		"append, then an unknown field": true, "append of two bits": true, "an unknown group": true,
+		"append, then an unknown field": true, "append of two bits": true, "an unknown group": true, "a query removed, then set": true, "a field removed, then set": true,
 	}
 	for what, b := range odd() {
 		t.Run(what, func(t *testing.T) {
