@@ -75,16 +75,16 @@ func reset(f Flags, why string) fault {
 	return fault{f, before + "{" + why + "}", after + "{" + why + "}"}
 }
 
-func plain(f Flags, details string) fault { return fault{f, details, details} }
+func always(f Flags, details string) fault { return fault{f, details, details} }
 
 var (
 	noUpstream  = reset(UF, "remote_connection_failure")
 	termination = reset(UC, "connection_termination")
 	overflow    = reset(UO, "overflow")
 	localReset  = reset(LR, "local_reset")
-	tooLong     = plain(UT, "response_timeout")
-	forbidden   = plain(UAEX, "ext_authz_denied")
-	brokenHead  = plain(DPE, "codec_error")
+	tooLong     = always(UT, "response_timeout")
+	forbidden   = always(UAEX, "ext_authz_denied")
+	brokenHead  = always(DPE, "codec_error")
 )
 
 // faults is by Entry.Cause, or by Entry.Code where no cause is known. It is the one
@@ -92,8 +92,8 @@ var (
 // and a cause without one is an UF before an answer, an UC after its beginning.
 var faults = map[string]fault{
 	// Nobody to send it to.
-	"no-endpoint": plain(UH, "no_healthy_upstream"),
-	"await-rows":  plain(NC, "cluster_not_found"),
+	"no-endpoint": always(UH, "no_healthy_upstream"),
+	"await-rows":  always(NC, "cluster_not_found"),
 
 	// No connection: meshhop.Reason, and exchange.Connect.
 	"connect":           noUpstream,
@@ -116,7 +116,7 @@ var faults = map[string]fault{
 	"handshake-limit": overflow,
 	"hop-full":        overflow,
 	"overflow":        overflow,
-	"overload":        plain(OM, "overload"),
+	"overload":        always(OM, "overload"),
 
 	// A connection that was there: exchange.Code, and what the engine and a relay say.
 	"closed":             termination,
@@ -138,40 +138,40 @@ var faults = map[string]fault{
 	// Time.
 	"timeout":       tooLong,
 	"route-timeout": tooLong,
-	"try-timeout":   plain(UT, "upstream_per_try_timeout"),
+	"try-timeout":   always(UT, "upstream_per_try_timeout"),
 
 	// Authorization.
-	"ext-authz-unavailable": plain(UAEX, "ext_authz_error"),
+	"ext-authz-unavailable": always(UAEX, "ext_authz_error"),
 	"ext-authz-denied":      forbidden,
 
 	// An Upgrade that the other side's HTTP/2 does not carry (decision 012).
-	"upgrade-not-supported": plain(0, "upgrade_failed"),
+	"upgrade-not-supported": always(0, "upgrade_failed"),
 
 	// Heads that no request was made of (engine.ConnInfo.OnRefused).
 	"bad-request":    brokenHead,
 	"head-too-large": brokenHead,
-	"head-timeout":   plain(0, "request_header_timeout"),
-	"no-request":     plain(DPE, "no_request"),
+	"head-timeout":   always(0, "request_header_timeout"),
+	"no-request":     always(DPE, "no_request"),
 }
 
 // answers is what Envoy says of an answer that is the proxy's own and no failure of the
 // upstream's, by Entry.Reason. What is not here is a direct response, which has no flag.
 var answers = map[string]fault{
-	"no-rule":       plain(NR, "route_not_found"),
-	"no-such-name":  plain(NR, "route_not_found"),
-	"connect":       plain(NR, "route_not_found"),
-	"no-endpoint":   plain(UH, "no_healthy_upstream"),
-	"await-rows":    plain(NC, "cluster_not_found"),
-	"unknown-sni":   plain(NR, "filter_chain_not_found"),
-	"rbac-denied":   plain(0, "rbac_access_denied_matched_policy"),
-	"path-spelling": plain(0, "rbac_access_denied_matched_policy"),
+	"no-rule":       always(NR, "route_not_found"),
+	"no-such-name":  always(NR, "route_not_found"),
+	"connect":       always(NR, "route_not_found"),
+	"no-endpoint":   always(UH, "no_healthy_upstream"),
+	"await-rows":    always(NC, "cluster_not_found"),
+	"unknown-sni":   always(NR, "filter_chain_not_found"),
+	"rbac-denied":   always(0, "rbac_access_denied_matched_policy"),
+	"path-spelling": always(0, "rbac_access_denied_matched_policy"),
 }
 
 // retried are the failures after which another try may be made (contract 5.7).
 const retried = UF | UO | UR | UC
 
 // direct is any other answer of the proxy's.
-var direct = plain(0, "direct_response")
+var direct = always(0, "direct_response")
 
 // Classify sets Flags and Details from what else the entry says. Whoever tells an
 // entry calls it first. It is a function of the entry alone and does not allocate.

@@ -5,7 +5,8 @@
 //   - An Entry is a fixed value: keeping one allocates nothing, and nothing in
 //     it outlives or holds a request's memory.
 //   - The ring holds the last entries only; refusals and failures have one of
-//     their own, so that ordinary traffic does not push them out.
+//     their own, so that ordinary traffic does not push them out, and each pod has a
+//     share of both, so that another's do not either.
 //   - Safe for concurrent use; a writer waits at most for one copy.
 //
 // It knows no decision: it is told.
@@ -15,11 +16,11 @@ import (
 	"log/slog"
 	"net/netip"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"aether/dataplane/model"
+	"aether/dataplane/plain"
 )
 
 // Text is a bounded copy of bytes a peer sent.
@@ -83,11 +84,11 @@ func (e *Entry) Bad() bool {
 	return e.Action == "refuse" || e.Status >= 500 || e.Ended == "server" || e.Ended == "proxy"
 }
 
-// String is the entry in a line:
+// String is the entry in a line. What peers sent is in it as plain.Append writes it:
 //
 //	12:00:01.123 shop/web > 10.96.0.10:8080 http1 GET cart:8080/items 200 forward shop/cart:8080 (declared-http Service shop/cart) via 10.1.2.10:18008 0.5ms in 0 out 12
 func (e *Entry) String() string {
-	b := make([]byte, 0, 256)
+	b := make([]byte, 0, 512)
 	b = e.At.UTC().AppendFormat(b, "15:04:05.000 ")
 	f := model.Flow{Namespace: e.Namespace, Workload: e.Workload, Dir: e.Dir, Dst: model.OrigDst{AddrPort: e.Dst}, Sniff: e.Sniff}
 	if e.Dir == model.Inbound {
@@ -136,7 +137,7 @@ func (e *Entry) String() string {
 	if !e.Outcome.Empty() {
 		b = append(append(b, " outcome "...), e.Outcome.String()...)
 	}
-	return string(b)
+	return plain.String(string(b))
 }
 
 // Observer is told of every entry, classified, on the loop where it ended or in a
@@ -149,53 +150,6 @@ func (e *Entry) String() string {
 // fit, and does its work in a goroutine of its own, as telemetry.Failures does. What
 // such an observer needs and the entry does not say is added to the entry.
 type Observer interface{ Ended(e *Entry) }
-
-// Ring keeps the last entries. Make it with NewRing.
-type Ring struct {
-	mu       sync.Mutex
-	all, bad ring
-}
-
-type ring struct {
-	e []Entry
-	n int // entries ever told
-}
-
-func (r *ring) add(e *Entry) {
-	r.e[r.n%len(r.e)] = *e
-	r.n++
-}
-
-// NewRing makes a ring of the last n entries, and as many refusals and failures.
-func NewRing(n int) *Ring {
-	return &Ring{all: ring{e: make([]Entry, n)}, bad: ring{e: make([]Entry, n)}}
-}
-
-// Ended is Observer.
-func (r *Ring) Ended(e *Entry) {
-	r.mu.Lock()
-	r.all.add(e)
-	if e.Bad() {
-		r.bad.add(e)
-	}
-	r.mu.Unlock()
-}
-
-// Last returns up to n entries, the newest first; bad: refusals and failures only.
-func (r *Ring) Last(n int, bad bool) []Entry {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := &r.all
-	if bad {
-		s = &r.bad
-	}
-	n = min(n, s.n, len(s.e))
-	out := make([]Entry, 0, n)
-	for i := range n {
-		out = append(out, s.e[(s.n-1-i)%len(s.e)])
-	}
-	return out
-}
 
 // Tee tells several observers.
 type Tee []Observer

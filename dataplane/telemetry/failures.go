@@ -4,18 +4,19 @@ import (
 	"context"
 	"io"
 	"strconv"
+	"sync"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
+	"aether/dataplane/plain"
 )
 
 // Bounds of the failure log.
 const (
-	failureRate    = 10          // lines a second and cause
+	failureRate    = 10          // lines a second, cause and pod
 	failureQueue   = 512         // lines that wait to be written
+	failureShare   = 128         // of these, of one pod
 	failureDrain   = time.Second // for what waits when Run ends
 	failureSummary = 10 * time.Second
 )
@@ -27,32 +28,40 @@ type FailureConfig struct {
 }
 
 // Failures is a journal.Observer that writes a line of JSON for every request and
-// connection that failed (journal.Entry.Failed), at most failureRate a second and
-// cause. A line that follows others which were left out says how many (suppressed);
+// connection that failed (journal.Entry.Failed), at most failureRate a second, cause
+// and pod. A line that follows others which were left out says how many (suppressed);
 // of a cause that does not come again a line of its own does, within failureSummary.
 //
 // Whoever tells of an entry does not wait: the entry is copied into a bounded queue,
-// and Run writes. What finds the queue full is counted (Dropped). Safe for concurrent use.
+// and Run writes. What finds the queue, or its pod's share of it, full is counted
+// (Dropped). Safe for concurrent use.
 type Failures struct {
 	out io.Writer
 	now func() time.Time
 
-	// Dropped are the lines that found the queue full.
+	// Dropped are the lines that found the queue, or their pod's share of it, full.
 	Dropped Counter
 	// Suppressed are those that their cause had too many of.
 	Suppressed Counter
 
 	queue  chan failure
 	ration ration[failureCause]
+
+	mu      sync.Mutex
+	waiting map[failurePod]int // lines in queue; of no more pods than queue has lines
 }
+
+type failurePod struct{ namespace, pod string }
 
 type failure struct {
 	e          journal.Entry
 	suppressed int
 }
 
-// failureCause is what lines are rationed by: closed sets, so that no peer's bytes make one.
+// failureCause is what lines are rationed by: pods of the node and closed sets, so that no
+// peer's bytes make one, and no pod's failures hide another's.
 type failureCause struct {
+	failurePod
 	dir           model.Direction
 	flags         journal.Flags
 	reason, cause string
@@ -63,7 +72,8 @@ func NewFailures(c FailureConfig) *Failures {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	return &Failures{out: c.Out, now: c.Now, queue: make(chan failure, failureQueue), ration: ration[failureCause]{n: failureRate, every: time.Second}}
+	return &Failures{out: c.Out, now: c.Now, queue: make(chan failure, failureQueue), ration: ration[failureCause]{n: failureRate, every: time.Second},
+		waiting: map[failurePod]int{}}
 }
 
 // Ended is journal.Observer.
@@ -71,16 +81,43 @@ func (f *Failures) Ended(e *journal.Entry) {
 	if !e.Failed() {
 		return
 	}
-	without, ok := f.ration.take(failureCause{e.Dir, e.Flags, e.Reason, e.Cause}, f.now())
+	pod := failurePod{e.Namespace, e.Pod}
+	without, ok := f.ration.take(failureCause{pod, e.Dir, e.Flags, e.Reason, e.Cause}, f.now())
 	if !ok {
 		f.Suppressed.Inc()
+		return
+	}
+	if !f.wait(pod, 1) {
+		f.Dropped.Inc()
 		return
 	}
 	select {
 	case f.queue <- failure{*e, without}:
 	default:
+		f.wait(pod, -1)
 		f.Dropped.Inc()
 	}
+}
+
+// wait adds n to the lines of a pod that wait; it does not, and returns false, where they are its share already.
+func (f *Failures) wait(pod failurePod, n int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch n += f.waiting[pod]; {
+	case n > failureShare:
+		return false
+	case n == 0:
+		delete(f.waiting, pod)
+	default:
+		f.waiting[pod] = n
+	}
+	return true
+}
+
+// line appends the line of a failure that was taken from the queue.
+func (f *Failures) line(b []byte, x *failure) []byte {
+	f.wait(failurePod{x.e.Namespace, x.e.Pod}, -1)
+	return appendFailure(b, &x.e, x.suppressed)
 }
 
 // Run writes until ctx ends, and then for at most failureDrain what waits.
@@ -101,7 +138,7 @@ func (f *Failures) Run(ctx context.Context) {
 	for {
 		select {
 		case x := <-f.queue:
-			write(appendFailure(line, &x.e, x.suppressed))
+			write(f.line(line, &x))
 		case <-tick.C:
 			summary()
 		case <-ctx.Done():
@@ -109,7 +146,7 @@ func (f *Failures) Run(ctx context.Context) {
 			for time.Now().Before(end) {
 				select {
 				case x := <-f.queue:
-					write(appendFailure(line, &x.e, x.suppressed))
+					write(f.line(line, &x))
 				default:
 					summary()
 					return
@@ -179,6 +216,8 @@ func appendSummary(b []byte, k failureCause, n int, at time.Time) []byte {
 	b = append(b, `","msg":"suppressed"`...)
 	b = text(b, "reporter", reporter(k.dir))
 	b = text(b, "direction", k.dir.String())
+	b = text(b, "namespace", k.namespace)
+	b = text(b, "pod", k.pod)
 	b = text(b, "flags", k.flags.String())
 	b = text(b, "cause", k.cause)
 	b = text(b, "reason", k.reason)
@@ -213,35 +252,5 @@ func text(b []byte, name, value string) []byte {
 		return b
 	}
 	b = append(append(append(b, `,"`...), name...), `":"`...)
-	for i := 0; i < len(value); {
-		c := value[i]
-		switch {
-		case c == '"' || c == '\\':
-			b = append(b, '\\', c)
-			i++
-		case c >= 0x20 && c < 0x7f:
-			b = append(b, c)
-			i++
-		default:
-			r, n := utf8.DecodeRuneInString(value[i:])
-			switch {
-			case r == utf8.RuneError && n == 1:
-				b = append(b, `\ufffd`...) // not UTF-8
-			case unicode.IsPrint(r):
-				b = append(b, value[i:i+n]...)
-			case r < 1<<16:
-				b = escape(b, uint16(r))
-			default: // RFC 8259 7: a surrogate pair
-				r -= 1 << 16
-				b = escape(escape(b, 0xd800+uint16(r>>10)), 0xdc00+uint16(r&0x3ff))
-			}
-			i += n
-		}
-	}
-	return append(b, '"')
-}
-
-func escape(b []byte, v uint16) []byte {
-	const hex = "0123456789abcdef"
-	return append(b, '\\', 'u', hex[v>>12], hex[v>>8&15], hex[v>>4&15], hex[v&15])
+	return append(plain.AppendJSON(b, value), '"')
 }

@@ -177,12 +177,57 @@ func TestFailureQueueIsBounded(t *testing.T) {
 	f.Ended(failed("first"))
 	<-out.entered // Run waits in Write: the queue is empty, and nobody takes from it
 	for i := range failureQueue + 3 {
-		f.Ended(failed(fmt.Sprint(i)))
+		e := failed("connect")
+		e.Pod = fmt.Sprint(i)
+		f.Ended(e)
 	}
 	if got := f.Dropped.Value(); got != 3 {
 		t.Errorf("%d dropped, want 3", got)
 	}
 	close(out.letGo)
+	cancel()
+	wg.Wait()
+}
+
+// TestAPodHasItsShareOfTheFailureLog: beside a pod that fails in every way without end, another's failures are all
+// in the log, while it is written and while it cannot be.
+func TestAPodHasItsShareOfTheFailureLog(t *testing.T) {
+	out := &stuck{make(chan struct{}, 2*failureQueue), make(chan struct{})}
+	f := NewFailures(FailureConfig{Out: out, Now: func() time.Time { return time.Unix(1, 0) }})
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { f.Run(ctx) })
+	f.Ended(failed("first"))
+	<-out.entered // Run waits in Write
+	evil := func(cause int) *journal.Entry {
+		e := failed(fmt.Sprint(cause))
+		e.Namespace, e.Pod = "bad", "evil-1"
+		return e
+	}
+	for i := range 2000 {
+		f.Ended(evil(i % 100))
+	}
+	dropped := f.Dropped.Value()
+	if want := uint64(100*failureRate - failureShare); dropped != want {
+		t.Errorf("%d lines of the greedy pod dropped, want %d: all but its share", dropped, want)
+	}
+	for range failureRate {
+		f.Ended(failed("50")) // of a cause that the other has spent
+	}
+	if got := f.Dropped.Value() - dropped; got != 0 {
+		t.Errorf("%d of the other's %d failures dropped", got, failureRate)
+	}
+	close(out.letGo)
+	for range failureShare + failureRate {
+		<-out.entered
+	}
+	f.mu.Lock()
+	if len(f.waiting) != 0 {
+		t.Errorf("%v wait, and all is written", f.waiting)
+	}
+	f.mu.Unlock()
+	f.Ended(evil(100)) // and its share is free again
+	<-out.entered
 	cancel()
 	wg.Wait()
 }
@@ -201,7 +246,9 @@ func TestFailureDrainIsBounded(t *testing.T) {
 		var out slow
 		f := NewFailures(FailureConfig{Out: &out})
 		for i := range failureQueue {
-			f.Ended(failed(fmt.Sprint(i)))
+			e := failed("connect")
+			e.Pod = fmt.Sprint(i)
+			f.Ended(e)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		start := time.Now()

@@ -6,7 +6,7 @@ import (
 )
 
 // maxCauses bounds the causes that a ration keeps apart.
-const maxCauses = 1024
+const maxCauses = 4096
 
 // ration lets a cause have n lines in a while, and counts those it may not. Safe for
 // concurrent use.

@@ -16,7 +16,7 @@ func TestCausesAreBounded(t *testing.T) {
 			if _, ok := r.take(k, now); ok {
 				lines++
 			}
-			if len(r.causes) > 1024 {
+			if len(r.causes) > maxCauses {
 				t.Fatalf("%d causes are remembered", len(r.causes))
 			}
 		}

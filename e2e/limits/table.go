@@ -227,10 +227,13 @@ var bounds = []bound{
 
 	{"dataplane/telemetry", "maxSeries", "combinations of labels, those of each loop apart", "requests to and from further names are counted as `overflow`"},
 	{"dataplane/telemetry", "maxCauses", "causes that rationed lines tell apart", "all are forgotten: a line too many"},
-	{"dataplane/telemetry", "failureRate", "lines a second and cause in the failure log", "further ones are counted, and the count stands in a line that follows"},
+	{"dataplane/telemetry", "failureRate", "lines a second, cause and pod in the failure log", "further ones are counted, and the count stands in a line that follows"},
 	{"dataplane/telemetry", "failureQueue", "lines that wait to be written", "further ones are dropped and counted"},
+	{"dataplane/telemetry", "failureShare", "of these, of one pod", "the same, for that pod"},
 	{"dataplane/telemetry", "failureSummary", "time", "lines left out that no further line of their cause tells of have one of their own after so long"},
 	{"dataplane/telemetry", "failureDrain", "time", "what waits at the end is not written any more"},
+
+	{"dataplane/journal", "staleAfter", "time", "a kept decision so much older than the newest makes room first; before that, one of the pod that has the most"},
 
 	{"dataplane/admin", "defaultLines", "decisions of an answer of /why that asks for no number", "older ones are not shown"},
 	{"dataplane/admin", "maxTry", "flows that an advice suggests", "further ones are not suggested"},
@@ -240,6 +243,8 @@ var bounds = []bound{
 	{"dataplane/admin", "maxShown", "of an answer", "more cannot be asked for: ask pod by pod"},
 	{"dataplane/admin", "waitTime", "time", "`/wait` answers 504, unless asked for another time"},
 	{"dataplane/admin", "waitMax", "time", "no longer is waited for"},
+
+	{"dataplane/admin/guard", "maxSeconds", "seconds that a profile or a trace may be taken over, one at a time", "400; 503 while another is taken"},
 
 	{"dataplane", "askTime", "time", "a loop that has not answered what it carries is missing in the answer, which says so"},
 	{"dataplane", "farewellTime", "time", "a loop that does not run is not waited for any longer at the end of a drain"},

@@ -24,6 +24,7 @@ var places = []place{
 	{"mtls/spiffeid", 0, "identities are values"},
 	{"cni/api", 0, "what plugin and server say to each other"},
 	{"dataplane/httpmsg", 0, "message values that every codec shares"},
+	{"dataplane/plain", 0, "text that a terminal does not act upon"},
 
 	{"dataplane/model", 1, "the mesh as values"},
 	{"tproxy/rules", 1, "kernel rules as values, before they are applied"},
@@ -65,6 +66,7 @@ var places = []place{
 	{"quic", 5, "the QUIC hop"},
 	{"tproxy/apply", 5, "puts rules into the kernel"},
 
+	{"dataplane/admin/guard", 6, "who may ask an admin, and what an answer may cost"},
 	{"dataplane/outbound", 6, "the client's side, with policy"},
 	{"dataplane/inbound", 6, "the server's side, with policy"},
 	{"dataplane/listen", 6, "listeners of pods"},
