@@ -25,6 +25,7 @@ import (
 	"aether/dataplane/journal"
 	"aether/dataplane/listen"
 	"aether/dataplane/model"
+	"aether/dataplane/plain"
 	"aether/dataplane/reactor"
 	"aether/dataplane/telemetry"
 	"aether/mtls"
@@ -123,7 +124,7 @@ one drains: no connection is refused or lost meanwhile.`,
 	f.BoolVar(&o.statsPod, "emit-stats-pod", false, "put the pod's own name into aether_requests_total: a series for each pod")
 	f.BoolVar(&o.accessLog, "access-log", false, "log a line at the end of each request and connection")
 	if err := c.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "aether-proxy:", err)
+		fmt.Fprintln(plain.NewWriter(os.Stderr), "aether-proxy:", err)
 		os.Exit(1)
 	}
 }
@@ -140,9 +141,9 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	var log *slog.Logger
 	switch how := (&slog.HandlerOptions{Level: level}); o.logFormat {
 	case "text":
-		log = slog.New(slog.NewTextHandler(os.Stderr, how))
+		log = slog.New(slog.NewTextHandler(plain.NewWriter(os.Stderr), how))
 	case "json":
-		log = slog.New(slog.NewJSONHandler(os.Stderr, how))
+		log = slog.New(slog.NewJSONHandler(plain.NewWriter(os.Stderr), how))
 	default:
 		return fmt.Errorf("--log-format: %q is neither text nor json", o.logFormat)
 	}

@@ -23,6 +23,7 @@ import (
 	"aether/controlplane/registrar/client"
 	"aether/controlplane/registrar/register"
 	"aether/dataplane"
+	"aether/dataplane/admin/guard"
 	"aether/dataplane/model"
 	"aether/dataplane/telemetry"
 	"aether/mtls"
@@ -339,7 +340,7 @@ func (s *sources) admin(of http.Handler) http.Handler {
 		return of
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/healthz/", s.pods.Handler())
+	mux.Handle("/healthz/", guard.Handler(s.pods.Handler()))
 	mux.Handle("/", of)
 	return mux
 }

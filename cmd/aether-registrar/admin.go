@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/pprof"
 	"time"
 
 	"aether/controlplane/registrar/server"
+	"aether/dataplane/admin/guard"
 )
 
-// admin is the registrar's window. It changes nothing and shows no secret.
+// admin is the registrar's window. It changes nothing, shows no secret, and answers no page of another site (package guard).
 type admin struct {
 	server    *server.Server
 	metrics   http.Handler
@@ -42,30 +42,26 @@ func (a *admin) handler() http.Handler {
 /readyz         200 once the store's rows are here and there is a certificate, until it leaves
 /status         how it fares, in JSON
 /metrics        Prometheus
-/debug/pprof/   profiles
+/debug/pprof/   profiles, one at a time and over a minute at most
 `)
 	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /readyz", guard.Plain(func(w http.ResponseWriter, _ *http.Request) {
 		if why := a.notReady(); why != "" {
 			http.Error(w, "not ready: "+why, http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ready")
-	})
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+	}))
+	mux.HandleFunc("GET /status", guard.Plain(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		enc := json.NewEncoder(w)
 		enc.SetIndent("", "  ")
 		_ = enc.Encode(a.server.Status())
-	})
+	}))
 	mux.Handle("GET /metrics", a.metrics)
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	return mux
+	guard.Profiles(mux)
+	return guard.Handler(mux)
 }
 
 // notReady says why no node should come here; empty: it may. A store that is away

@@ -25,6 +25,7 @@ import (
 	"aether/controlplane/registrar/services"
 	"aether/controlplane/registry"
 	"aether/dataplane/model"
+	"aether/dataplane/plain"
 	"aether/dataplane/telemetry"
 	"aether/mtls"
 	"aether/mtls/devca"
@@ -54,7 +55,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	if err := command(&o).ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "aether-registrar:", err)
+		fmt.Fprintln(plain.NewWriter(os.Stderr), "aether-registrar:", err)
 		os.Exit(1)
 	}
 }
@@ -132,9 +133,9 @@ func logger(o options) (*slog.Logger, error) {
 	}
 	switch how := (&slog.HandlerOptions{Level: level}); o.logFormat {
 	case "text":
-		return slog.New(slog.NewTextHandler(os.Stderr, how)), nil
+		return slog.New(slog.NewTextHandler(plain.NewWriter(os.Stderr), how)), nil
 	case "json":
-		return slog.New(slog.NewJSONHandler(os.Stderr, how)), nil
+		return slog.New(slog.NewJSONHandler(plain.NewWriter(os.Stderr), how)), nil
 	}
 	return nil, fmt.Errorf("--log-format: %q is neither text nor json", o.logFormat)
 }

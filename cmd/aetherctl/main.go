@@ -16,6 +16,8 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"aether/dataplane/plain"
 )
 
 // commands are the subcommands, in the order that help shows them. A new one is a
@@ -56,7 +58,7 @@ Nothing here changes a cluster unless its help says so.`,
 	root.AddCommand(commands()...)
 	root.SetArgs(args)
 	root.SetIn(in)
-	root.SetOut(out)
+	root.SetOut(plain.NewWriter(out)) // it may hold anybody's bytes, and be a terminal
 	root.SetErr(errs)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usageError(c, err) })
 
@@ -64,7 +66,7 @@ Nothing here changes a cluster unless its help says so.`,
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(errs, "aetherctl:", err)
+	fmt.Fprintln(plain.NewWriter(errs), "aetherctl:", err)
 	if st, ok := errors.AsType[*statusError](err); ok {
 		return st.status
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"aether/dataplane/admin"
+	"aether/dataplane/plain"
 )
 
 const defaultAdmin = "127.0.0.1:9901"
@@ -40,6 +41,7 @@ func askWithin(ctx context.Context, within time.Duration, method, address, path 
 	if err != nil {
 		return nil, fmt.Errorf("--admin %q: %w", address, err)
 	}
+	req.Host = "localhost" // the admin answers no other name, lest a page in a browser reach it by one (package guard)
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("no answer from the admin at %s; it listens in the node's own network namespace: %w", address, err)
@@ -62,7 +64,7 @@ func adminFlag(c *cobra.Command, address *string) {
 	c.Flags().StringVar(address, "admin", defaultAdmin, "address of the node's admin")
 }
 
-// show makes a command that prints what the admin says at a path.
+// show makes a command that prints what the admin says at a path, as it is: it is to be read by programs.
 func show(use, short, long, path string) *cobra.Command {
 	var address string
 	c := &cobra.Command{
@@ -73,7 +75,11 @@ func show(use, short, long, path string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			_, err = c.OutOrStdout().Write(b)
+			out := c.OutOrStdout()
+			if p, ok := out.(plain.Writer); ok {
+				out = p.Raw()
+			}
+			_, err = out.Write(b)
 			return err
 		},
 	}

@@ -62,9 +62,9 @@ func (p *progress) Read(b []byte) (int, error) {
 
 func (p *progress) show(took time.Duration) {
 	const mb = 1e6
-	line := fmt.Sprintf("%s: %.0f MB", plain(p.name), float64(p.read)/mb)
+	line := fmt.Sprintf("%s: %.0f MB", oneWord(p.name), float64(p.read)/mb)
 	if p.size > 0 {
-		line = fmt.Sprintf("%s: %.0f of %.0f MB, %d %%", plain(p.name), float64(p.read)/mb, float64(p.size)/mb, 100*p.read/p.size)
+		line = fmt.Sprintf("%s: %.0f of %.0f MB, %d %%", oneWord(p.name), float64(p.read)/mb, float64(p.size)/mb, 100*p.read/p.size)
 	}
 	if p.size > p.read && p.read > 0 {
 		left := time.Duration(float64(took) * float64(p.size-p.read) / float64(p.read))

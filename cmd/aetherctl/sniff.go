@@ -284,10 +284,10 @@ func (t *table) print(l *flowLine) error {
 	}
 	alpn := make([]string, len(l.ALPN))
 	for i, n := range l.ALPN {
-		alpn[i] = plain(n)
+		alpn[i] = oneWord(n)
 	}
 	_, err := fmt.Fprintf(t.w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s",
-		plain(l.File), l.Frame, l.Net, l.Client, l.Server, l.Class, dash(plain(l.Name)), dash(strings.Join(alpn, ",")),
+		oneWord(l.File), l.Frame, l.Net, l.Client, l.Server, l.Class, dash(oneWord(l.Name)), dash(strings.Join(alpn, ",")),
 		dash(l.First), l.Sent, l.Recv, dash(after), dash(strings.Join(l.Notes, ",")))
 	if e := l.Explain; err == nil && e != nil {
 		verdict := "- (" + e.Error + ")"
@@ -312,9 +312,9 @@ func (t *table) flush() error { return t.w.Flush() }
 
 func dash(s string) string { return cmp.Or(s, "-") }
 
-// plain makes a value that came off the wire harmless for a terminal and one
+// oneWord makes a value that came off the wire harmless for a terminal and one
 // word for a script: bytes that are not visible ASCII, and %, become %xx.
-func plain(s string) string {
+func oneWord(s string) string {
 	var b strings.Builder
 	for _, c := range []byte(s) {
 		if c <= ' ' || c >= 0x7f || c == '%' {

@@ -310,7 +310,7 @@ func TestPlain(t *testing.T) {
 	for in, want := range map[string]string{
 		"cart:8080": "cart:8080", "\x1b[31m": "%1b[31m", "a b\tc": "a%20b%09c", "100%": "100%25", "é": "%c3%a9", "": "",
 	} {
-		if got := plain(in); got != want {
+		if got := oneWord(in); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}

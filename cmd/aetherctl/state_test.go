@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"unicode"
 
 	"aether/dataplane"
 	"aether/dataplane/admin"
@@ -74,5 +75,41 @@ func TestPartialAnswer(t *testing.T) {
 		if status != tt.status || !strings.Contains(out, tt.out) || !strings.Contains(errs, tt.errs) {
 			t.Errorf("%s: status %d, want %d with %q and %q; printed:\n%s\n%s", tt.args, status, tt.status, tt.out, tt.errs, out, errs)
 		}
+	}
+}
+
+// TestOutputIsPlain: nothing of what a node answers reaches the terminal as something to act upon, but for a
+// snapshot, which is a configuration that has to be read back. The node is asked by no name, as it wants to be.
+func TestOutputIsPlain(t *testing.T) {
+	const hostile = "\x1b[2J\u009b2J\u202e\u2066"
+	status, host := http.StatusOK, ""
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host = r.Host
+		w.WriteHeader(status)
+		if r.FormValue("format") == "json" {
+			fmt.Fprintf(w, "[{\"path\":\"%s\"}]\n", hostile[4:])
+		} else {
+			fmt.Fprintln(w, hostile)
+		}
+	}))
+	defer srv.Close()
+	address := strings.TrimPrefix(srv.URL, "http://")
+	for _, args := range []string{"why", "why -o json", "status", "wait", "explain flow", "loglevel", "snapshot"} {
+		for status = range map[int]bool{http.StatusOK: true, http.StatusNotFound: true} {
+			_, out, errs := aetherctl(t, "", append(strings.Fields(args), "--admin", address)...)
+			raw := args == "snapshot" && status == http.StatusOK
+			if raw && out != hostile+"\n" {
+				t.Errorf("%s: %q", args, out)
+			}
+			if i := strings.IndexFunc(out+errs, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }); i >= 0 && !raw || out+errs == "" {
+				t.Errorf("%s, status %d: %q %q", args, status, out, errs)
+			}
+		}
+		if host != "localhost" {
+			t.Errorf("%s: asked for the host %q", args, host)
+		}
+	}
+	if _, _, errs := aetherctl(t, "", "explain", "--config", hostile, "shop/web > proxy"); !strings.Contains(errs, `\u009b`) {
+		t.Errorf("an error names the file: %q", errs)
 	}
 }

@@ -4,7 +4,9 @@
 //   - Read only but for the log level: nothing here changes what the node does.
 //   - What it prints can be read back: the snapshot is a configuration, a flow
 //     in /why is an argument of /explain.
-//   - No secret is shown.
+//   - No secret is shown, and no page of another site is answered (package guard).
+//   - Of what peers sent nothing is written that a terminal would act upon. The snapshot
+//     is a configuration, and written as it is.
 //
 // It asks the node; it knows no socket of the data plane.
 package admin
@@ -15,13 +17,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/http/pprof"
 	"slices"
 	"strings"
 	"time"
 
 	"aether/controlplane/input"
 	"aether/dataplane"
+	"aether/dataplane/admin/guard"
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
 )
@@ -46,27 +48,22 @@ type Config struct {
 func Handler(c Config) http.Handler {
 	a := &admin{c}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", a.index)
-	mux.HandleFunc("GET /ready", a.ready)
+	mux.HandleFunc("GET /{$}", guard.Plain(a.index))
+	mux.HandleFunc("GET /ready", guard.Plain(a.ready))
 	mux.HandleFunc("GET /snapshot", a.snapshot)
-	mux.HandleFunc("GET /explain", a.explain)
-	mux.HandleFunc("GET /why", a.why)
-	mux.HandleFunc("GET /status", a.status)
-	mux.HandleFunc("GET /wait", a.wait)
-	mux.HandleFunc("GET /connections", a.connections)
-	mux.HandleFunc("GET /sessions", a.sessions)
-	mux.HandleFunc("GET /endpoints", a.endpoints)
-	mux.HandleFunc("GET /certs", a.certs)
-	mux.HandleFunc("GET /loglevel", a.level)
-	mux.HandleFunc("PUT /loglevel", a.setLevel)
-	mux.HandleFunc("POST /loglevel", a.setLevel)
+	mux.HandleFunc("GET /explain", guard.Plain(a.explain))
+	mux.HandleFunc("GET /why", guard.Plain(a.why))
+	mux.HandleFunc("GET /status", guard.Plain(a.status))
+	mux.HandleFunc("GET /wait", guard.Plain(a.wait))
+	mux.HandleFunc("GET /connections", guard.Plain(a.connections))
+	mux.HandleFunc("GET /sessions", guard.Plain(a.sessions))
+	mux.HandleFunc("GET /endpoints", guard.Plain(a.endpoints))
+	mux.HandleFunc("GET /certs", guard.Plain(a.certs))
+	mux.HandleFunc("GET /loglevel", guard.Plain(a.level))
+	mux.HandleFunc("PUT /loglevel", guard.Plain(a.setLevel))
 	mux.Handle("GET /metrics", c.Metrics)
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	return mux
+	guard.Profiles(mux)
+	return guard.Handler(mux)
 }
 
 type admin struct{ Config }
@@ -91,9 +88,9 @@ func (a *admin) index(w http.ResponseWriter, _ *http.Request) {
 /sessions                   mTLS sessions to other nodes; pod and limit as above
 /endpoints                  what pods have learnt of the endpoints that they call; pod and limit as above
 /certs                      certificates and trust bundles of the pods; pod and limit as above
-/loglevel                   the log's level; PUT or POST with level=debug|info|warn|error sets it
+/loglevel                   the log's level; PUT with level=debug|info|warn|error sets it
 /metrics                    Prometheus
-/debug/pprof/               profiles
+/debug/pprof/               profiles, one at a time and over a minute at most
 
 /explain, /why, /connections, /sessions, /endpoints and /certs answer in JSON to format=json, and to an Accept field of application/json.
 `)

@@ -3,13 +3,16 @@ package admin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"aether/controlplane/compile"
 	"aether/controlplane/input"
@@ -95,7 +98,7 @@ func TestAdmin(t *testing.T) {
 	})
 	get := func(path string) (int, string) {
 		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		h.ServeHTTP(w, httptest.NewRequest("GET", "http://localhost:9901"+path, nil))
 		b, _ := io.ReadAll(w.Body)
 		return w.Code, string(b)
 	}
@@ -164,13 +167,14 @@ local shop/web 8080
 	set := func(method, level string, code int, says string) {
 		t.Helper()
 		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(method, "/loglevel?level="+level, nil))
+		h.ServeHTTP(w, httptest.NewRequest(method, "http://127.0.0.1:9901/loglevel?level="+level, nil))
 		if w.Code != code || !strings.Contains(w.Body.String(), says) {
 			t.Errorf("%s %s: %d %s, want %d %q", method, level, w.Code, w.Body, code, says)
 		}
 	}
 	set("PUT", "debug", 200, "debug\n")
-	set("POST", "error", 200, "error\n")
+	set("POST", "warn", 405, "") // a page may send one elsewhere
+	set("PUT", "error", 200, "error\n")
 	set("PUT", "loud", 400, `there is no "loud"; the levels are debug info warn error`)
 	set("PUT", "info%2B3", 400, "the levels are")
 	set("DELETE", "info", 405, "")
@@ -179,4 +183,57 @@ local shop/web 8080
 	}
 	want("/", 200, "/explain")
 	want("/nothing", 404, "")
+}
+
+// TestAdminIsPlain: whatever peers and configurations have in their texts, no answer holds
+// anything that a terminal acts upon, as text and as JSON.
+func TestAdminIsPlain(t *testing.T) {
+	const hostile = "\x1b[2J\u009b2J\u202e\u2066\u200b\u2028\x07\x7f\xff"
+	ring := journal.NewRing(4)
+	node, err := dataplane.New(dataplane.Config{Identities: nobody{}, Journal: ring})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := Handler(Config{
+		Node: node, Why: ring, Metrics: http.NotFoundHandler(),
+		Report: func() input.Report {
+			return report(model.Problem{Object: "Service " + hostile, Where: hostile, Reason: hostile})
+		},
+		Wait: func(context.Context, bool, uint64) error { return errors.New(hostile) },
+	})
+	snap, _ := compile.Compile(modeltest.Mesh(t, `
+service shop/cart 10.96.0.10
+pods shop/cart 8080
+local shop/web 8080
+`))
+	node.Apply(snap.WithVersion(7), nil)
+	e := journal.Entry{Request: true, Namespace: "shop", Workload: "web", Action: "refuse", Reason: "port-mismatch", Rule: hostile, Backend: hostile, Cause: hostile, Peer: hostile}
+	e.Host.SetString(hostile)
+	e.Path.SetString("/" + hostile)
+	e.Method.SetString(hostile)
+	e.Outcome.SetString(hostile)
+	ring.Ended(&e)
+	q := url.QueryEscape(hostile)
+	flow := url.QueryEscape(`shop/web > 10.96.0.10:8080 http1 host="cart\u202e\u009b:9090"`)
+	for _, path := range []string{
+		"/", "/ready", "/status", "/status?format=text", "/why", "/why?format=json", "/why?reason=" + q, "/why?n=" + q, "/why?pod=" + q, "/wait?for=" + q,
+		"/explain?flow=" + flow, "/explain?format=json&flow=" + flow, "/explain?flow=" + q, "/explain?flow=" + flow + "&request=" + q,
+		"/explain?flow=" + flow + "&request=" + url.QueryEscape(`GET "cart:9090/\u009b\u202e"`),
+		"/connections?limit=" + q, "/connections?pod=" + q, "/sessions?pod=" + q, "/endpoints?pod=" + q, "/certs?pod=" + q,
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", "http://localhost"+path, nil))
+		b := w.Body.String()
+		if i := strings.IndexFunc(b, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }); b == "" || i >= 0 || strings.Contains(b, "\xff") {
+			t.Errorf("%s: %d, and at byte %d of %q", path, w.Code, i, b)
+		}
+		if strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") && !json.Valid(w.Body.Bytes()) {
+			t.Errorf("%s is no JSON any more: %s", path, b)
+		}
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest("GET", "http://localhost/why", nil))
+	if !strings.Contains(w.Body.String(), `/\u001b[2J\u009b2J\u202e`) {
+		t.Errorf("what was there is not shown: %s", w.Body)
+	}
 }

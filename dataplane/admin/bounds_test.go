@@ -40,7 +40,7 @@ func TestWaitIsBounded(t *testing.T) {
 				Wait: func(ctx context.Context, _ bool, _ uint64) error { <-ctx.Done(); return ctx.Err() }})
 			start := time.Now()
 			w := httptest.NewRecorder()
-			h.ServeHTTP(w, httptest.NewRequest("GET", "/wait?for=seq=9"+timeout, nil))
+			h.ServeHTTP(w, httptest.NewRequest("GET", "http://localhost/wait?for=seq=9"+timeout, nil))
 			code := 504
 			if want == 0 {
 				code = 400
