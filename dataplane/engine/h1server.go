@@ -27,6 +27,14 @@ type ConnInfo struct {
 	OnRefused func(c *ConnInfo, status int)
 }
 
+// Kept counts what is kept of the bodies of the pod's requests on the loop; nil where there is no pod.
+func (c *ConnInfo) Kept() *exchange.Share {
+	if c.Pod == nil {
+		return nil
+	}
+	return &c.Pod.share(c.Loop).kept
+}
+
 // h1server is a connection whose client speaks HTTP/1.
 type h1server struct {
 	h1conn
@@ -321,6 +329,7 @@ func (c *h1server) begin(f http1.Framing) {
 		c.body.Start(f, h.Length)
 	}
 	c.x = c.info.Pool.Begin(c, h, c.reqDone && h.Upgrade == nil, c.info, c.l.Now())
+	c.x.Share = c.info.Kept()
 	c.x.Ask()
 }
 

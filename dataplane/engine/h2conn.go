@@ -666,6 +666,7 @@ func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 		c.retire()
 	}
 	st.x = c.info.Pool.Begin(st, h, end, c.info, c.l.Now())
+	st.x.Share = c.info.Kept()
 	st.headHeld = st.x.Held()
 	st.keep()
 	st.x.Ask()

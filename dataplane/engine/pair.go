@@ -267,6 +267,7 @@ func (p *pair) begin() {
 	}
 	p.reqDone = p.headEnd
 	p.in = p.info.Pool.Begin((*pairDown)(p), &h, p.headEnd, p.info, p.l.Now())
+	p.in.Share = p.info.Kept()
 	p.begun = true
 	p.in.Ask()
 }

@@ -1,6 +1,9 @@
 package engine
 
-import "aether/dataplane/reactor"
+import (
+	"aether/dataplane/exchange"
+	"aether/dataplane/reactor"
+)
 
 // What a pod may do in one iteration of a loop. Pods that have work put off divide it
 // among them, down to the least of each, so that an iteration does not grow with
@@ -38,6 +41,7 @@ type share struct {
 	head              int
 	queued            bool // the loop runs the share in its next iteration
 
+	kept    exchange.Share
 	held    int  // bytes, as the connections last told
 	tight   bool // held has met the bound, and is not three quarters of it again yet
 	waiting []heldUp

@@ -36,15 +36,15 @@ func TestFreeIsBounded(t *testing.T) {
 	for range 1100 {
 		open = append(open, s.begin(p, 2*chunkSize))
 	}
-	if len(p.free)+len(p.chunks) != 0 || p.held != 2200 {
-		t.Fatalf("%d free, %d pieces free, %d held", len(p.free), len(p.chunks), p.held)
+	if len(p.free)+len(p.chunks) != 0 || p.held.held != 2200 {
+		t.Fatalf("%d free, %d pieces free, %d held", len(p.free), len(p.chunks), p.held.held)
 	}
 	for _, x := range open {
 		x.Abort(Cancel)
 		p.Release(x)
 	}
-	if len(p.free) != 1024 || len(p.chunks) != 256 || p.held != 0 {
-		t.Errorf("of 1100 exchanges that held 2200 pieces %d and %d are kept, %d held", len(p.free), len(p.chunks), p.held)
+	if len(p.free) != 1024 || len(p.chunks) != 256 || p.held.held != 0 {
+		t.Errorf("of 1100 exchanges that held 2200 pieces %d and %d are kept, %d held", len(p.free), len(p.chunks), p.held.held)
 	}
 }
 
@@ -94,3 +94,65 @@ func TestDrainIsBounded(t *testing.T) {
 		t.Errorf("answers of %d bytes: %q, want %q", lengths, got, want)
 	}
 }
+
+// TestAPodHasItsShareOfWhatIsKept: a pod whose uploads never end leaves others' requests memory, for what must be
+// seen first as for what is sent again; and whatever way an exchange ends, all counts come to nothing.
+func TestAPodHasItsShareOfWhatIsKept(t *testing.T) {
+	held, again := &sink{}, &replaying{}
+	p := &Pool{}
+	greedy, other := &Share{}, &Share{}
+	var open []*Exchange
+	begin := func(svc Service, of *Share, n int) *Exchange {
+		p.Service = svc
+		x := p.Begin(held, &httpmsg.Head{Method: []byte("POST"), Path: []byte("/"), Length: httpmsg.Unknown, Minor: 1}, false, nil, 0)
+		x.Share = of
+		x.Ask()
+		for n > 0 {
+			k := min(n, 16<<10)
+			if x.RequestData(make([]byte, k), false) < k {
+				break
+			}
+			n -= k
+		}
+		open = append(open, x)
+		return x
+	}
+	for range 300 {
+		begin(held, greedy, HoldMax-1)
+		begin(again, greedy, ReplayMax)
+	}
+	const all = keptMax / chunkSize
+	if greedy.held > all/2+1 || p.held != *greedy {
+		t.Fatalf("a pod keeps %+v of %d pieces, %+v in all", *greedy, all, p.held)
+	}
+	if x := begin(held, other, HoldMax-1); x.HeldBytes() != HoldMax-1 {
+		t.Errorf("of another's body that must be seen first %d of %d bytes are kept", x.HeldBytes(), HoldMax-1)
+	}
+	for range 16 {
+		if x := begin(again, other, ReplayMax); x.HeldBytes() != ReplayMax || !x.Replayable() {
+			t.Fatalf("of another's body %d of %d bytes are kept to be sent again", x.HeldBytes(), ReplayMax)
+		}
+	}
+	for i, x := range open {
+		switch i % 3 {
+		case 0:
+			x.Abort(Cancel)
+		case 1:
+			x.RequestGone(Cancel)
+		case 2:
+			x.Reply(&httpmsg.Head{Status: 503, Length: 3}, []byte("no\n"))
+		}
+		if !x.Over() {
+			x.Abort(Cancel)
+		}
+		p.Release(x)
+	}
+	if p.held != (Share{}) || *greedy != (Share{}) || *other != (Share{}) {
+		t.Errorf("all have ended, and %+v is held, %+v and %+v by pods", p.held, *greedy, *other)
+	}
+}
+
+// replaying is a sink, as the service of requests that are sent again, and as what takes them.
+type replaying struct{ sink }
+
+func (r *replaying) Request(x *Exchange) { x.KeepForReplay(); x.Forward(r) }

@@ -64,7 +64,7 @@ func (x *Exchange) Push(p []byte, end bool, limit int) bool {
 		p = p[n:]
 	}
 	x.forget()
-	if x.kept-x.fed+len(p) > limit || x.store(p, keptMax/chunkSize/2) < len(p) {
+	if x.kept-x.fed+len(p) > limit || x.store(p, true) < len(p) {
 		return false
 	}
 	x.ReqBytes += int64(len(p))
@@ -93,12 +93,7 @@ func (x *Exchange) forget() {
 	if n == 0 {
 		return
 	}
-	for _, c := range x.chunks[:n] {
-		x.pool.giveBack(c)
-	}
-	k := copy(x.chunks, x.chunks[n:])
-	clear(x.chunks[k:])
-	x.chunks = x.chunks[:k]
+	x.giveBack(n)
 	x.kept -= n * chunkSize
 	x.fed -= n * chunkSize
 	x.lost = true

@@ -131,6 +131,9 @@ type Exchange struct {
 	User any
 	// Conn belongs to the driver: what is known of the connection.
 	Conn any
+	// Share is set by the driver before Ask, and not changed: whose part of the pool's memory is
+	// taken by what is kept of the body. nil: nobody's.
+	Share *Share
 
 	svc   Service
 	pool  *Pool
@@ -145,6 +148,7 @@ type Exchange struct {
 
 	// What is kept of the request's body (replay.go).
 	chunks    []*chunk
+	must      int             // of chunks, the first: those of a Hold. The others are kept to be sent again alone
 	kept, fed int             // bytes that are kept, and of these gone to the upstream
 	trailers  []httpmsg.Field // kept too; in the arena
 	holder    Holder          // of a Hold that has not ended
@@ -177,7 +181,7 @@ type Pool struct {
 	Service Service
 	free    []*Exchange
 	chunks  []*chunk // free
-	held    int      // chunks in use
+	held    Share    // chunks in use, of all pods
 }
 
 const (

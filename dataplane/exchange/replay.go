@@ -1,6 +1,9 @@
 package exchange
 
-import "aether/dataplane/httpmsg"
+import (
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/share"
+)
 
 // Bounds of what is kept of requests' bodies (docs/limits.md is about these).
 const (
@@ -18,6 +21,10 @@ const (
 )
 
 type chunk [chunkSize]byte
+
+// Share counts what is kept of the bodies of one pod's requests on one loop; its zero
+// value is ready. A pod may keep its part of a pool (package share).
+type Share struct{ held, again int } // chunks, and of these those kept to be sent again alone
 
 // Held says why a Hold has ended.
 type Held uint8
@@ -122,7 +129,7 @@ func (x *Exchange) told(why Held) {
 
 // hold takes body bytes while no upstream is attached.
 func (x *Exchange) hold(p []byte, end bool) int {
-	n := x.store(p[:max(0, min(len(p), x.holdMax-x.kept))], keptMax/chunkSize)
+	n := x.store(p[:max(0, min(len(p), x.holdMax-x.kept))], false)
 	x.ReqBytes += int64(n)
 	if x.tap != nil {
 		x.tapped(p, n, end)
@@ -143,17 +150,20 @@ func (x *Exchange) hold(p []byte, end bool) int {
 	return n
 }
 
-// store appends to what is kept and returns how much there was room for; most
-// bounds the pool's chunks.
-func (x *Exchange) store(p []byte, most int) (n int) {
+// store appends to what is kept and returns how much there was room for; again: it is
+// kept to be sent again alone.
+func (x *Exchange) store(p []byte, again bool) (n int) {
 	for n < len(p) {
 		o := x.kept % chunkSize
 		if x.kept == len(x.chunks)*chunkSize {
-			c := x.pool.chunk(most)
+			c := x.pool.chunk(x.Share, again)
 			if c == nil {
 				return n
 			}
 			x.chunks = append(x.chunks, c)
+			if !again {
+				x.must = len(x.chunks)
+			}
 		}
 		m := copy(x.chunks[len(x.chunks)-1][o:], p[n:])
 		n += m
@@ -167,7 +177,7 @@ func (x *Exchange) went(p []byte) {
 	if len(p) == 0 || x.lost {
 		return
 	}
-	if x.replay && x.kept+len(p) <= ReplayMax && x.store(p, keptMax/chunkSize/2) == len(p) {
+	if x.replay && x.kept+len(p) <= ReplayMax && x.store(p, true) == len(p) {
 		x.fed = x.kept
 		return
 	}
@@ -233,28 +243,54 @@ func (x *Exchange) begun() {
 
 // unkeep gives back what is kept of the body.
 func (x *Exchange) unkeep() {
-	for i, c := range x.chunks {
-		x.pool.giveBack(c)
-		x.chunks[i] = nil
-	}
-	x.chunks = x.chunks[:0]
+	x.giveBack(len(x.chunks))
 	x.kept, x.fed, x.replay = 0, 0, false
 }
 
-// giveBack takes a chunk back.
-func (p *Pool) giveBack(c *chunk) {
-	p.held--
+// giveBack gives back the first n chunks.
+func (x *Exchange) giveBack(n int) {
+	for i, c := range x.chunks[:n] {
+		x.pool.giveBack(c, x.Share, i >= x.must)
+	}
+	k := copy(x.chunks, x.chunks[n:])
+	clear(x.chunks[k:])
+	x.chunks = x.chunks[:k]
+	x.must = max(0, x.must-n)
+}
+
+// count counts n chunks of s, which may be nil: nobody's.
+func (p *Pool) count(s *Share, again bool, n int) {
+	p.held.held += n
+	if again {
+		p.held.again += n
+	}
+	if s != nil {
+		s.held += n
+		if again {
+			s.again += n
+		}
+	}
+}
+
+// giveBack takes a chunk of s back.
+func (p *Pool) giveBack(c *chunk, s *Share, again bool) {
+	p.count(s, again, -1)
 	if len(p.chunks) < keepChunks {
 		p.chunks = append(p.chunks, c)
 	}
 }
 
-// chunk is a free chunk, or nil if most are in use.
-func (p *Pool) chunk(most int) *chunk {
-	if p.held >= most {
+// chunk is a free chunk, or nil if s may not have another. What is kept to be sent
+// again alone has half of the pool, whatever else is kept, and leaves the other half.
+func (p *Pool) chunk(s *Share, again bool) *chunk {
+	var own Share
+	if s != nil {
+		own = *s
+	}
+	if !share.Room(own.held, p.held.held, keptMax/chunkSize) || again && !share.Room(own.again, p.held.again, keptMax/chunkSize/2) {
 		return nil
 	}
-	p.held++
+	p.count(s, again, 1)
 	if n := len(p.chunks); n > 0 {
 		c := p.chunks[n-1]
 		p.chunks[n-1] = nil

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"aether/dataplane/authz"
+	"aether/dataplane/share"
 	"aether/dataplane/telemetry"
 )
 
@@ -39,8 +40,7 @@ const Target = "unix:///run/aether/authz/authz.sock"
 const (
 	DefaultTimeout = 200 * time.Millisecond // of one question (contract 10.7)
 
-	maxAsked    = 512 // questions in flight, of the node
-	maxPodAsked = 128 // of these, of one pod
+	maxAsked = 512 // questions in flight, of the node; see package share for a pod's part
 
 	connectTime = time.Second // a connect to the service counts as failed
 	againTime   = time.Second // most that is waited before the next
@@ -116,7 +116,7 @@ func (codec) Unmarshal(b []byte, v any) error {
 func (s *Service) enter(pod string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.all >= maxAsked || s.pods[pod] >= maxPodAsked {
+	if !share.Room(s.pods[pod], s.all, maxAsked) {
 		return false
 	}
 	s.all++

@@ -64,16 +64,25 @@ func TestBounds(t *testing.T) {
 		q.Head = &x.Req
 		s.Ask(l, x, &snapshot.Authz{Name: "f"}, q, nil, e)
 	}
-	pods := maxAsked / maxPodAsked
-	for i := range pods {
-		for range maxPodAsked + 3 {
-			ask(fmt.Sprint(i))
-		}
+	for range 2 * maxAsked {
+		ask("0")
 	}
-	if l.started != maxAsked || len(e.said) != 3*pods {
-		t.Errorf("%d are asked about and %d refused, want %d and %d", l.started, len(e.said), maxAsked, 3*pods)
+	if l.started != maxAsked/2 || len(e.said) != 2*maxAsked-l.started {
+		t.Errorf("of a pod that asks without end %d are asked about and %d refused, want %d", l.started, len(e.said), maxAsked/2)
 	}
-	ask("another") // the node's bound
+	before := l.started
+	for range maxAsked {
+		ask("1")
+	}
+	if n := l.started - before; n != maxAsked/8 {
+		t.Errorf("beside it %d of another are asked about, want %d", n, maxAsked/8)
+	}
+	for i := range maxAsked { // each pod has a place while there is one
+		ask(fmt.Sprint("another ", i))
+	}
+	if l.started != maxAsked { // the node's bound
+		t.Errorf("%d are asked about, want %d", l.started, maxAsked)
+	}
 	for i, said := range e.said {
 		if said != "503 overload" {
 			t.Fatalf("%d: %s", i, said)

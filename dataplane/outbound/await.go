@@ -15,15 +15,15 @@ import (
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
 	"aether/dataplane/reactor"
+	"aether/dataplane/share"
 	"aether/dataplane/snapshot"
 	"aether/tproxy/socket"
 )
 
 // Bounds of what waits for rows (contract 4.6; docs/limits.md).
 const (
-	coldTime   = 2 * time.Second // until the rows of a service that is known must be here
-	maxCold    = 4096            // requests and connections that wait, of the process
-	maxPodCold = 512             // and of one pod
+	coldTime = 2 * time.Second // until the rows of a service that is known must be here
+	maxCold  = 4096            // requests and connections that wait, of the process; see package share for a pod's part
 )
 
 // How a wait for rows ended.
@@ -50,11 +50,8 @@ func (o *Outbound) Waiting() int { return int(o.waiting.Load()) }
 
 // enter counts one more of the pod's in; false: as many wait as may.
 func (o *Outbound) enter(p *Pod) bool {
-	if o.waiting.Add(1) > maxCold {
-		o.waiting.Add(-1)
-		return false
-	}
-	if p.waiting.Add(1) > maxPodCold {
+	all, own := o.waiting.Add(1), p.waiting.Add(1)
+	if !share.Room(int(own-1), int(all-1), maxCold) {
 		o.leave(p)
 		return false
 	}

@@ -15,7 +15,7 @@ type deaf struct{}
 
 func (deaf) Ended(*journal.Entry) {}
 
-// TestColdBounds: one pod has 512 places to wait for rows in, the process 4,096; whoever finds none is refused at once,
+// TestColdBounds: the process has 4,096 places to wait for rows in, of which a pod has its part (package share); whoever finds none is refused at once,
 // and a place is free again whichever way a wait ends.
 func TestColdBounds(t *testing.T) {
 	now := int64(0)
@@ -44,44 +44,47 @@ func TestColdBounds(t *testing.T) {
 		k.o.park(x, &c, rq, nil)
 		return waiting{x, rq, down}
 	}
-	pods := make([]*Pod, 9)
-	for i := range pods {
-		pods[i] = &Pod{Context: t.Context()}
-	}
+	greedy, other := &Pod{Context: t.Context()}, &Pod{Context: t.Context()}
 	refused := func(w waiting) bool {
 		return w.down.status == 503 && w.rq.cause == causeOverload
 	}
 	var all []waiting
-	for range maxPodCold {
-		all = append(all, park(pods[0]))
-	}
-	if w := park(pods[0]); !refused(w) {
-		t.Errorf("one more of the pod's: %d, cause %q", w.down.status, w.rq.cause)
-	}
-	for _, p := range pods[1:8] {
-		for range maxPodCold {
-			all = append(all, park(p))
+	fill := func(p *Pod) (n int) {
+		for {
+			w := park(p)
+			if refused(w) {
+				return n
+			}
+			all = append(all, w)
+			n++
 		}
+	}
+	if n := fill(greedy); n != maxCold/2 {
+		t.Errorf("one pod has %d places", n)
+	}
+	if n := fill(other); n != maxCold/8 {
+		t.Errorf("and another beside it %d", n)
+	}
+	for n := 1; n > 0; {
+		n = fill(&Pod{Context: t.Context()})
 	}
 	if k.o.Waiting() != maxCold || wanted != maxCold {
 		t.Fatalf("%d wait and %d asked, want %d", k.o.Waiting(), wanted, maxCold)
 	}
-	if w := park(pods[8]); !refused(w) {
-		t.Errorf("one more of another pod's: %d, cause %q", w.down.status, w.rq.cause)
-	}
+	overflows := k.o.Cold[coldOverflow].Value()
 	// One runs into the limit, one is left by its client.
 	(*coldEnd)(all[0].rq).Run()
 	if w := all[0]; w.down.status != 503 || w.rq.cause != causeAwait || w.rq.wait.Armed() {
 		t.Errorf("expired: %d, cause %q", w.down.status, w.rq.cause)
 	}
 	all[1].x.RequestGone(exchange.Cancel)
-	if k.o.Waiting() != maxCold-2 || pods[0].waiting.Load() != maxPodCold-2 || len(k.st.cold) != maxCold-2 {
-		t.Errorf("%d wait, %d of the pod's", k.o.Waiting(), pods[0].waiting.Load())
+	if k.o.Waiting() != maxCold-2 || greedy.waiting.Load() != maxCold/2-2 || len(k.st.cold) != maxCold-2 {
+		t.Errorf("%d wait, %d of the pod's", k.o.Waiting(), greedy.waiting.Load())
 	}
-	if w := park(pods[0]); w.down.status != 0 {
+	if w := park(&Pod{Context: t.Context()}); w.down.status != 0 {
 		t.Errorf("a place is free: %d", w.down.status)
 	}
-	for i, want := range []uint64{0, 1, 1, 2} {
+	for i, want := range []uint64{0, 1, 1, overflows} {
 		if got := k.o.Cold[i].Value(); got != want {
 			t.Errorf("%s: %d, want %d", ColdResults[i], got, want)
 		}

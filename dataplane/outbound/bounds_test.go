@@ -234,8 +234,8 @@ func TestMirrorsAreBounded(t *testing.T) {
 	k := newCaller(t, 1, nil)
 	begin := func() *mirror {
 		x, rq, _ := k.request(t)
-		m := &mirror{st: k.st, how: mirrorResults}
-		k.st.mirrors++
+		m := &mirror{st: k.st, of: k.st.of(k.c.pod), how: mirrorResults}
+		m.count(1)
 		m.x = k.st.mirrored.Begin(m, &x.Req, false, &k.c.info, 0)
 		m.x.User = &reqState{snap: rq.snap, v: rq.v, copyOf: m}
 		return m
@@ -254,6 +254,57 @@ func TestMirrorsAreBounded(t *testing.T) {
 	}
 	if n := m.WriteData(make([]byte, 1), false); n != 1 || !m.full {
 		t.Error("an answer without end is read on")
+	}
+}
+
+// still is a hop on which nothing moves.
+type still struct{}
+
+func (still) Send(*exchange.Exchange)                       {}
+func (still) Open() int                                     { return 1 }
+func (still) Leave(error)                                   {}
+func (still) Close(error)                                   {}
+func (still) Sessions(time.Time, func(engine.SessionState)) {}
+
+// TestAPodHasItsShareOfMirrors: a pod whose mirrors are never answered leaves another's room, and has its own again once they end.
+func TestAPodHasItsShareOfMirrors(t *testing.T) {
+	k := newCaller(t, 1, nil)
+	other := *k.c
+	other.pod = &Pod{Context: t.Context(), Container: "job", Engine: k.c.pod.Engine}
+	other.info.User = &other
+	e := k.set.At(0)
+	for _, p := range []*Pod{k.c.pod, other.pod} {
+		k.st.hops[hopKey{p, e.Addr, k.b.Port, e.SPIFFEID, ""}] = &hopState{hop: still{}, pin: e.SPIFFEID}
+	}
+	var all []*mirror
+	mirrored := func(c *conn) bool {
+		x, rq, _ := k.request(t)
+		x.Conn = &c.info
+		rq.v.Pipe = &snapshot.Pipe{Mirrors: []snapshot.MirrorTo{{Backend: k.b, Numerator: 1, Denominator: 1}}}
+		k.o.mirror(x, c, rq)
+		if rq.mirrors != nil {
+			all = append(all, rq.mirrors)
+		}
+		return rq.mirrors != nil
+	}
+	for range 2 * maxMirrors {
+		mirrored(k.c)
+	}
+	if greedy := k.st.of(k.c.pod).mirrors; greedy != maxMirrors/2 || k.st.mirrors != greedy || k.o.Mirrored[mirrorOverflow].Value() != uint64(2*maxMirrors-greedy) {
+		t.Fatalf("a pod has %d of %d mirrors, %d in all", greedy, maxMirrors, k.st.mirrors)
+	}
+	n := 0
+	for mirrored(&other) {
+		n++
+	}
+	if n != maxMirrors/8 {
+		t.Errorf("%d of another pod's requests are mirrored beside it, want %d", n, maxMirrors/8)
+	}
+	for _, m := range all {
+		m.giveUp(mirrorSlow)
+	}
+	if k.st.mirrors != 0 || k.st.of(k.c.pod).mirrors != 0 || k.st.of(other.pod).mirrors != 0 || !mirrored(k.c) {
+		t.Errorf("%d mirrors are under way, %d of the pod, and all have ended", k.st.mirrors, k.st.of(k.c.pod).mirrors)
 	}
 }
 
@@ -364,8 +415,8 @@ func TestMirrorsTimeIsBounded(t *testing.T) {
 	var m *mirror
 	k.onLoop(func() {
 		x, rq, _ := c.request(t)
-		m = &mirror{st: c.st, how: mirrorResults}
-		c.st.mirrors++
+		m = &mirror{st: c.st, of: c.st.of(c.c.pod), how: mirrorResults}
+		m.count(1)
 		m.x = c.st.mirrored.Begin(m, &x.Req, false, &c.c.info, 0)
 		m.x.User = &reqState{snap: rq.snap, v: rq.v, copyOf: m}
 		m.TapData([]byte("x"), true)

@@ -7,12 +7,13 @@ import (
 	"aether/dataplane/exchange"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/reactor"
+	"aether/dataplane/share"
 	"aether/dataplane/snapshot"
 )
 
 // Bounds of mirrors (Gateway API HTTPRequestMirrorFilter; decision 017).
 const (
-	maxMirrors   = 256      // under way, of a loop
+	maxMirrors   = 256      // under way, of a loop; see package share for a pod's part
 	mirrorBehind = 64 << 10 // what is kept of a body that a mirror does not take as fast as it comes
 	mirrorAnswer = 1 << 20  // of an answer, which nobody wants, is read
 	mirrorWait   = 15 * time.Second
@@ -24,9 +25,10 @@ const (
 type mirror struct {
 	x     *exchange.Exchange
 	st    *loopState
-	next  *mirror // of the same request
-	whole bool    // all there is of the request has been pushed
-	full  bool    // the answer was too long, and its end is on its way
+	of    *upstreams // of the pod whose request it is a copy of
+	next  *mirror    // of the same request
+	whole bool       // all there is of the request has been pushed
+	full  bool       // the answer was too long, and its end is on its way
 	ended bool
 	read  int // of the answer
 	how   int // why it was given up; mirrorResults: it was not
@@ -59,7 +61,7 @@ func (o *Outbound) mirror(x *exchange.Exchange, c *conn, rq *reqState) {
 		if uint64(st.rnd.Uint32())*uint64(to.Denominator)>>32 >= uint64(to.Numerator) {
 			continue
 		}
-		if st.mirrors >= maxMirrors {
+		if !share.Room(st.of(c.pod).mirrors, st.mirrors, maxMirrors) {
 			o.Mirrored[mirrorOverflow].Inc()
 			continue
 		}
@@ -73,9 +75,10 @@ func (o *Outbound) mirror(x *exchange.Exchange, c *conn, rq *reqState) {
 }
 
 func (st *loopState) newMirror(x *exchange.Exchange, c *conn, rq *reqState, to *snapshot.MirrorTo) *mirror {
-	m := &mirror{st: st, how: mirrorResults, whole: x.Bodyless()}
-	st.mirrors++
+	m := &mirror{st: st, of: st.of(c.pod), how: mirrorResults, whole: x.Bodyless()}
+	m.count(1)
 	m.x = st.mirrored.Begin(m, &x.Req, m.whole, &c.info, st.l.Now())
+	m.x.Share = c.info.Kept()
 	m.x.Req.Del("expect") // the body comes, or not, as the client sends it
 	m.x.Req.Expect = false
 	copied := &reqState{snap: rq.snap, grpc: rq.grpc}
@@ -90,6 +93,12 @@ func (st *loopState) newMirror(x *exchange.Exchange, c *conn, rq *reqState, to *
 	}
 	st.o.send(m.x, c, copied, st.pick(c.pod, copied))
 	return m
+}
+
+// count counts n more mirrors under way.
+func (m *mirror) count(n int) {
+	m.st.mirrors += n
+	m.of.mirrors += n
 }
 
 // TapData is exchange.Tap.
@@ -208,7 +217,7 @@ func (o *mirrors) Done(x *exchange.Exchange) {
 	rq := x.User.(*reqState)
 	m := rq.copyOf
 	m.ended = true
-	m.st.mirrors--
+	m.count(-1)
 	if m.wait.Armed() {
 		m.st.l.Disarm(&m.wait)
 	}

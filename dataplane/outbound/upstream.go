@@ -34,6 +34,8 @@ type upstreams struct {
 	groups map[netip.AddrPort]*engine.HopGroup // by endpoint
 	raw    map[*rawConn]struct{}
 	nears  int // endpoints of this node that have been met in process
+
+	mirrors int // of the pod's requests, under way
 }
 
 // target is what stands behind a balance.Host: its User.
@@ -131,7 +133,7 @@ func (st *loopState) forget(gone func(d *balance.Dest, h *balance.Host) bool) {
 	st.lastPod, st.last = nil, nil
 	for p, u := range st.pods {
 		u.table.Sweep(st.l.Now(), gone)
-		if p.Context.Err() != nil || u.table.Empty() && len(u.groups) == 0 && len(u.raw) == 0 && u.nears == 0 {
+		if p.Context.Err() != nil || u.table.Empty() && len(u.groups) == 0 && len(u.raw) == 0 && u.nears == 0 && u.mirrors == 0 {
 			delete(st.pods, p)
 		}
 	}

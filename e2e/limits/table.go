@@ -176,7 +176,6 @@ var bounds = []bound{
 	{"dataplane/outbound", "keepSniffers", "sniffers a loop", "one given back is left to the garbage collector"},
 	{"dataplane/outbound", "coldTime", "time", "a request, or captured connection, for a service of the catalog whose rows are not here: 503, or a reset of raw TCP (contract 4.6)"},
 	{"dataplane/outbound", "maxCold", "requests and connections that wait for rows", "a further one is refused at once (503 `overload`)"},
-	{"dataplane/outbound", "maxPodCold", "requests and connections of a pod that wait for rows", "the same"},
 
 	{"dataplane/inbound", "connectLimit", "time", "the connect to an application's raw-TCP port counts as failed: the caller is reset"},
 	{"dataplane/inbound", "firstLimit", "time", "a verified hop that sends nothing is closed"},
@@ -253,7 +252,6 @@ var bounds = []bound{
 
 	{"dataplane/extauthz", "DefaultTimeout", "time", "a question to the authorization service counts as not answered: the request is refused"},
 	{"dataplane/extauthz", "maxAsked", "questions in flight", "a further request that must be asked about is answered 503 (`overload`)"},
-	{"dataplane/extauthz", "maxPodAsked", "of these, of one pod", "the same, for that pod"},
 	{"dataplane/extauthz", "connectTime", "time", "a connect to the authorization service counts as failed"},
 	{"dataplane/extauthz", "againTime", "time", "between two connects to it, at most"},
 

@@ -24,6 +24,7 @@ var places = []place{
 	{"mtls/spiffeid", 0, "identities are values"},
 	{"cni/api", 0, "what plugin and server say to each other"},
 	{"dataplane/httpmsg", 0, "message values that every codec shares"},
+	{"dataplane/share", 0, "how pods divide what they have in common"},
 	{"dataplane/plain", 0, "text that a terminal does not act upon"},
 
 	{"dataplane/model", 1, "the mesh as values"},
