@@ -153,3 +153,65 @@ func TestText(t *testing.T) {
 		t.Error("1.5 is an integer")
 	}
 }
+
+// ofMany goes by how units say that what is bounded is not one connection's, request's or pod's.
+var ofMany = regexp.MustCompile(`\b(loop|node|of the process|all pods|at once|iteration|in flight|that wait|under way)\b`)
+
+// notShared are bounds whose units read so, and that no pod can take from another.
+var notShared = map[string]string{
+	"dataplane/engine keepBufs": "a free list", "dataplane/engine keepBig": "a free list", "dataplane/engine keepPairs": "a free list", "dataplane/engine keepStreams": "a free list",
+	"dataplane/exchange keepChunks": "a free list", "dataplane/exchange poolMax": "a free list", "dataplane/outbound keepSniffers": "a free list",
+	"dataplane/engine podSocks": "of one pod, and of a loop", "dataplane/engine agedAtOnce": "how fast limits of time shrink",
+	"dataplane/balance MaxOpen": "of one pod", "dataplane/balance MaxTunnels": "of one pod", "dataplane/balance MaxRetrying": "of one pod",
+}
+
+// TestWhatPodsShare: each bound of what there is one of for all pods is in the table of shares, or is none; and
+// each test that the table names exists.
+func TestWhatPodsShare(t *testing.T) {
+	listed := map[string]bool{}
+	for _, e := range bounds {
+		listed[e.pkg+" "+e.name] = true
+	}
+	in := map[string]bool{}
+	for _, s := range sharedOf {
+		for _, b := range s.bounds {
+			in[b] = true
+			if !listed[b] {
+				t.Errorf("%s: there is no bound %s", s.what, b)
+			}
+		}
+		if s.test == "" {
+			continue
+		}
+		dir, name, _ := strings.Cut(s.test, " ")
+		files, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+		if err != nil || len(files) == 0 {
+			t.Errorf("%s: no tests in %s (%v)", s.what, dir, err)
+		}
+		found := false
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = found || strings.Contains(string(text), "\nfunc "+name+"(t *testing.T)")
+		}
+		if !found {
+			t.Errorf("%s: there is no test %s", s.what, s.test)
+		}
+	}
+	for _, e := range bounds {
+		key := e.pkg + " " + e.name
+		if !strings.HasPrefix(e.pkg, "dataplane") && e.pkg != "meshhop" || strings.HasPrefix(e.unit, "time") || strings.HasPrefix(e.unit, "%") {
+			continue
+		}
+		if ofMany.MatchString(e.unit) && !in[key] && notShared[key] == "" {
+			t.Errorf("%s (%s) is of all pods: say in e2e/limits/shared.go what a pod's part is, or in notShared why that is no question", key, e.unit)
+		}
+	}
+	for key := range notShared {
+		if !listed[key] {
+			t.Errorf("notShared: there is no bound %s", key)
+		}
+	}
+}

@@ -56,6 +56,7 @@ func render(root string) ([]byte, error) {
 	l := newLoader(root)
 	var b bytes.Buffer
 	b.WriteString(preamble)
+	b.WriteString(renderShared())
 	last := ""
 	for _, e := range bounds {
 		if e.pkg != last {
