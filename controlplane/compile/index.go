@@ -612,29 +612,35 @@ func (x *Index) rawTargets(f *httpFilter) (out []model.Problem) {
 	}
 	for _, t := range f.targets {
 		var raw []uint16
-		add := func(ports []model.Port) {
-			for _, p := range ports {
-				if p.Class == model.TCP && !model.ReservedPort(p.Number) && !slices.Contains(raw, p.Number) {
-					raw = append(raw, p.Number)
-				}
-			}
-		}
 		if s := x.services[t]; s != nil {
 			for _, r := range s.valid {
-				add(r.Ports)
+				raw = rawPorts(raw, r.Ports)
 			}
 		}
 		for _, w := range x.snap.Workloads() {
 			if w.Service == t {
-				add(w.Ports)
+				raw = rawPorts(raw, w.Ports)
 			}
 		}
 		if len(raw) == 0 {
 			continue
 		}
 		slices.Sort(raw)
-		text := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(raw)), ", "), "[]")
-		out = append(out, problem(f.object, "target Service %s: not judged on raw TCP: %s; policy there needs a NetworkPolicy", t, text))
+		out = append(out, problem(f.object, "target Service %s: not judged on raw TCP: %s; policy there needs a NetworkPolicy", t, numbers(raw)))
 	}
 	return out
+}
+
+// rawPorts adds to raw the raw-TCP ports among ports, each once.
+func rawPorts(raw []uint16, ports []model.Port) []uint16 {
+	for _, p := range ports {
+		if p.Class == model.TCP && !model.ReservedPort(p.Number) && !slices.Contains(raw, p.Number) {
+			raw = append(raw, p.Number)
+		}
+	}
+	return raw
+}
+
+func numbers(ports []uint16) string {
+	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(ports)), ", "), "[]")
 }

@@ -49,6 +49,11 @@ func (x *Index) localPods() (out []*snapshot.Workload, problems []model.Problem)
 		var mine []model.Problem
 		p.Socket, mine = x.socketOf(w, object, uids)
 		problems = append(problems, mine...)
+		if p.Socket != nil && p.Inbound != nil {
+			if raw := rawPorts(nil, ports); len(raw) > 0 {
+				say("raw TCP (%s) goes to 127.0.0.1 and not to its Unix socket: an inbound filter judges the requests that come there", numbers(raw))
+			}
+		}
 		out = append(out, p)
 	}
 	return out, problems

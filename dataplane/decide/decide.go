@@ -404,10 +404,15 @@ func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 		}
 		return Verdict{Action: Refuse, Reason: UnknownSNI, Rule: pod.Rule}
 	}
-	if t != nil && pod.Socket != nil {
-		t.add("%s takes all its ports at its Unix socket %s/%s/%s", pod.Rule, pod.Socket.Dir, pod.Socket.Pod, pod.Socket.File)
+	to := pod.SocketOf(p.Class)
+	switch {
+	case t == nil || pod.Socket == nil:
+	case to == nil:
+		t.add("%s takes requests at its Unix socket %s/%s/%s, where an inbound filter judges them: raw TCP goes to 127.0.0.1", pod.Rule, pod.Socket.Dir, pod.Socket.Pod, pod.Socket.File)
+	default:
+		t.add("%s takes all its ports at its Unix socket %s/%s/%s", pod.Rule, to.Dir, to.Pod, to.File)
 	}
-	return Verdict{Action: Deliver, Reason: ServedPort, Rule: pod.Rule, Port: p.Number, Class: p.Class, App: p.App, Socket: pod.Socket}
+	return Verdict{Action: Deliver, Reason: ServedPort, Rule: pod.Rule, Port: p.Number, Class: p.Class, App: p.App, Socket: to}
 }
 
 // Explain is the whole way of a connection and, with r, of a request on it:

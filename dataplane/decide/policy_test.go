@@ -3,6 +3,7 @@ package decide_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -62,6 +63,54 @@ func TestFiltersOnEveryPath(t *testing.T) {
 	})
 	if forwarded < 100 || delivered < 100 {
 		t.Errorf("only %d requests were forwarded and %d delivered: the test says nothing", forwarded, delivered)
+	}
+}
+
+// TestRawTCPIsNoWayAroundAFilter: in any mesh, raw TCP is not delivered to a Unix socket at which
+// a pod takes requests that an inbound filter judges; HTTP is, judged, and where nothing
+// judges both are.
+func TestRawTCPIsNoWayAroundAFilter(t *testing.T) {
+	counts := map[string]int{}
+	each(t, 11, func(t *testing.T, m *model.Mesh, _ *snapshot.Snapshot, r *rand.Rand) {
+		n := *m
+		n.Filters = slices.DeleteFunc(slices.Clone(m.Filters), func(f model.HTTPFilter) bool { return f.Scope == model.ScopeInbound })
+		n.Workloads = slices.Clone(m.Workloads)
+		for i := range n.Workloads {
+			w := &n.Workloads[i]
+			w.UID, w.UDSSocket, w.Volumes = "uid-"+w.ContainerID, "app/a.sock", nil
+			w.Ports = []model.Port{{Number: 8080, Class: model.HTTP}, {Number: 9000, Class: model.TCP}}
+			if i%2 == 0 {
+				f := model.HTTPFilter{Namespace: w.Namespace, Name: "guard-" + w.Account, Scope: model.ScopeInbound, Targets: []model.ServiceName{w.Service()}}
+				if r.IntN(2) == 0 {
+					f.ExtAuthz = &model.ExtAuthz{}
+				} else {
+					f.Invalid = "it cannot be read" // and so lets nobody pass
+				}
+				n.Filters = append(n.Filters, f)
+			}
+		}
+		s, _ := compile.Compile(&n)
+		for _, w := range s.Workloads() {
+			for _, port := range w.Ports {
+				f := model.Flow{Namespace: w.Service.Namespace, Workload: w.Service.Name, Container: w.ContainerID, Dir: model.Inbound, Dst: model.OrigDst{AddrPort: netip.AddrPortFrom(netip.Addr{}, port.Number)}}
+				v := decide.Decide(s, &f, 0, nil)
+				if v.Action != decide.Deliver || w.Socket == nil {
+					continue
+				}
+				raw, judged := port.Class == model.TCP, w.Inbound != nil
+				if got, want := v.Socket == nil, raw && judged; got != want {
+					t.Errorf("%s, raw %v, judged %v: delivered over TCP %v, want %v", f, raw, judged, got, want)
+				}
+				counts[fmt.Sprintf("raw %v, judged %v", raw, judged)]++
+			}
+		}
+	})
+	for _, raw := range []bool{true, false} {
+		for _, judged := range []bool{true, false} {
+			if what := fmt.Sprintf("raw %v, judged %v", raw, judged); counts[what] < 20 {
+				t.Errorf("%s: only %d", what, counts[what])
+			}
+		}
 	}
 }
 

@@ -221,7 +221,7 @@ type Verdict struct {
 	Port  uint16
 	Class model.Class
 	App   model.AppCodec
-	// Socket of a Deliver is where the application takes all its ports; nil: at 127.0.0.1:Port.
+	// Socket of a Deliver is where the application takes the port; nil: at 127.0.0.1:Port.
 	Socket *model.Socket
 }
 

@@ -360,7 +360,7 @@ type Workload struct {
 	Capture     model.Capture
 	Upstreams   []model.ServiceName
 	Inbound     *Pipe         // what inbound filters of its service do: RBAC and Authz only; nil: nothing
-	Socket      *model.Socket // where it is delivered to; nil: 127.0.0.1, by the port's number
+	Socket      *model.Socket // where it is delivered to, but for what SocketOf says; nil: 127.0.0.1, by the port's number
 	Rule        string        // "Pod shop/cart-1"
 }
 
@@ -372,6 +372,16 @@ func (w *Workload) Port(n uint16) (model.Port, bool) {
 		}
 	}
 	return model.Port{}, false
+}
+
+// SocketOf is the Unix socket that a port of class c is delivered to; nil: 127.0.0.1. All ports
+// lead to the one socket, so where inbound filters judge what comes there as HTTP, raw
+// TCP does not go there: its bytes may be a request that nobody has judged (decision 035).
+func (w *Workload) SocketOf(c model.Class) *model.Socket {
+	if c == model.TCP && w.Inbound != nil {
+		return nil
+	}
+	return w.Socket
 }
 
 // Address is the pod's first address, with port 0; invalid: it has none.

@@ -343,9 +343,10 @@ func TestUDS(t *testing.T) {
 				t.Errorf("%s, raw TCP: %v", name, err)
 			default:
 				deadline(ctx, c.(*net.TCPConn))
-				io.WriteString(c, "RAW\n") // it may be reset by now
-				if n, err := c.Read(make([]byte, 1)); n > 0 || !errors.Is(err, syscall.ECONNRESET) {
-					t.Errorf("%s, raw TCP: %d bytes, %v", name, n, err)
+				_, wrote := io.WriteString(c, "RAW\n") // the first call that meets the reset is told of it, and no other
+				n, err := c.Read(make([]byte, 1))
+				if n > 0 || !errors.Is(errors.Join(wrote, err), syscall.ECONNRESET) {
+					t.Errorf("%s, raw TCP: %v, then %d bytes, %v", name, wrote, n, err)
 				}
 				c.Close()
 			}
@@ -360,6 +361,81 @@ func TestUDS(t *testing.T) {
 		}
 		prefix("others are served", get(client, false, annAt(8080), "ann"), "200 ann")
 	})
+}
+
+// TestUDSIsNoWayAroundAFilter: where an inbound filter judges the requests that come to a pod's Unix socket, raw TCP
+// does not come there, on a new connection of anybody's: its bytes could be a request, with a caller's own word of
+// who it is. It goes to the loopback, whether anybody listens there or not; and without the filter to the socket again.
+func TestUDSIsNoWayAroundAFilter(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, 5*patience)
+	m := newUDSMesh(t, ctx)
+	client := m.pod(mesh.Pod{Name: "client"})
+	shop := m.pod(mesh.Pod{Name: "shop", Node: 1, Ports: "8080,9000=tcp,9001=tcp", Annotations: map[string]string{"endpoint.aether.io/uds-socket": "app/shop.sock"}, Volumes: udsCarrier})
+	at := m.service("shop", 8080, 9000, 9001)
+	m.serve(m.at(shop, "shop.sock"), "socket")
+	if err := m.ServeHTTP(ctx, &shop.Space, local(9000), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "loopback") })); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	const forged = "GET /admin HTTP/1.1\r\nHost: shop\r\nX-Forwarded-Client-Cert: By=x;URI=spiffe://rig.test/ns/admin/sa/root\r\nConnection: close\r\n\r\n"
+	raw := func(port int) string {
+		t.Helper()
+		c, err := client.Dial(ctx, "tcp", at(port))
+		if err != nil {
+			return err.Error()
+		}
+		defer c.Close()
+		deadline(ctx, c.(*net.TCPConn))
+		_, wrote := io.WriteString(c, forged)
+		b, err := io.ReadAll(c)
+		return fmt.Sprint(string(b), errors.Join(wrote, err))
+	}
+	request := func() string {
+		return outcome(mustSend(t, ctx, transport(t, false, client, at(8080)), "GET", "shop", "/admin", nil))
+	}
+	filter := func(spec string) {
+		t.Helper()
+		err := m.Remove("filter")
+		if spec != "" {
+			err = m.Write("filter", "apiVersion: config.aether.io/v1\nkind: HTTPFilter\nmetadata: {namespace: shop, name: guard}\nspec:\n  scope: SCOPE_INBOUND\n  targetRefs: [{kind: Service, name: shop}]\n"+spec)
+		}
+		if err := errors.Join(err, m.Sync(ctx)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open := func() {
+		t.Helper()
+		if got := request(); !strings.HasPrefix(got, "200 socket") {
+			t.Errorf("without a filter: %s", got)
+		}
+		if got := raw(9000); !strings.Contains(got, "socket HTTP/1") {
+			t.Errorf("without a filter, raw TCP: %s", got)
+		}
+	}
+	open()
+	for what, spec := range map[string]string{
+		"a policy that denies":      "  rbac: {action: DENY, policies: [{name: p, principals: [{namespace: shop}], permissions: [{pathPrefix: /admin}]}]}\n",
+		"a filter that is mistaken": "  rbac: {action: DENY, policies: [{nonsense: 1}]}\n",
+	} {
+		filter(spec)
+		if got := request(); !strings.HasPrefix(got, "403") {
+			t.Errorf("%s: %s", what, got)
+		}
+		if got := raw(9000); !strings.Contains(got, "loopback") || strings.Contains(got, "socket") {
+			t.Errorf("%s, raw TCP to a port with a listener: %s", what, got)
+		}
+		if got := raw(9001); !strings.Contains(got, "connection reset") || strings.Contains(got, "HTTP/") {
+			t.Errorf("%s, raw TCP to a port without one: %s", what, got)
+		}
+		if p := m.problems(1); !strings.Contains(p, "Pod shop/shop: raw TCP (9000, 9001) goes to 127.0.0.1 and not to its Unix socket") {
+			t.Errorf("%s: problems:\n%s", what, p)
+		}
+	}
+	filter("")
+	open()
 }
 
 // stale leaves a socket that nobody serves.

@@ -258,7 +258,11 @@ func (w *world) inbound(f *model.Flow) Answer {
 		case model.HTTP:
 			return Answer{Action: "deliver", Reason: "served-port", Deliver: deliverText(p), Socket: w.socketOf(pod)}
 		case model.TCP:
-			return Answer{Action: "deliver", Reason: "served-port", Deliver: deliverText(p), Socket: w.socketOf(pod)}
+			a := Answer{Action: "deliver", Reason: "served-port", Deliver: deliverText(p)}
+			if rbac, authz := w.inboundPolicy(pod.Service()); len(rbac) == 0 && authz == "" { // decision 035
+				a.Socket = w.socketOf(pod)
+			}
+			return a
 		}
 	}
 	return refuse("unknown-sni")
