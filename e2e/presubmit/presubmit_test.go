@@ -308,6 +308,9 @@ func checkSource(s *source) (wrong []string) {
 		if g, ok := n.(*ast.GoStmt); ok && pure {
 			say(g, "starts a goroutine; row %d is pure (%s)", p.row, p.why)
 		}
+		if c, ok := n.(*ast.CallExpr); ok && !free && s.logs(c) {
+			say(n, "a log's handler that does not write to a plain.Writer: what peers send would reach a terminal as it is")
+		}
 		pkg, name := s.selector(n)
 		switch {
 		case name == "":
@@ -323,6 +326,20 @@ func checkSource(s *source) (wrong []string) {
 		return true
 	})
 	return wrong
+}
+
+// logs reports whether c makes a handler of log/slog that writes elsewhere than to a plain.Writer.
+func (s *source) logs(c *ast.CallExpr) bool {
+	pkg, name := s.selector(c.Fun)
+	if pkg != "log/slog" || name != "NewTextHandler" && name != "NewJSONHandler" || len(c.Args) == 0 {
+		return false
+	}
+	to, ok := c.Args[0].(*ast.CallExpr)
+	if !ok {
+		return true
+	}
+	pkg, name = s.selector(to.Fun)
+	return pkg != module+"/dataplane/plain" || name != "NewWriter"
 }
 
 // checkDocs gives the packages without a package comment, or with several.
@@ -451,6 +468,9 @@ func TestChecks(t *testing.T) {
 		{"dataplane/decide/a.go", `import "log/slog"; func f() { slog.Info("x") }`, "no logger there"},
 		{"dataplane/engine/a.go", `import "time"; func f() { go time.Now() }`, ""},
 		{"dataplane/engine/a.go", `import "golang.org/x/sys/unix"; func f() { unix.Setns(1, 2) }`, "only in tproxy"},
+		{"cmd/x/a.go", `import ("log/slog"; "os"; "aether/dataplane/plain"); var h = slog.NewJSONHandler(plain.NewWriter(os.Stderr), nil)`, ""},
+		{"cmd/x/a.go", `import ("log/slog"; "os"); var h = slog.NewJSONHandler(os.Stderr, nil)`, "plain.Writer"},
+		{"cmd/x/a.go", `import ("log/slog"; "os"; "bufio"); var h = slog.NewTextHandler(bufio.NewWriter(os.Stderr), nil)`, "plain.Writer"},
 		{"tproxy/netns/a.go", `import "golang.org/x/sys/unix"; func f() { unix.Setns(1, 2) }`, ""},
 	} {
 		s := parse(t, tt.file, "package a;"+tt.src)

@@ -44,6 +44,8 @@ func TestWhoMayAsk(t *testing.T) {
 		{name: "a name below ours", host: "a.localhost", want: "not this admin's"},
 		{name: "another address", local: "10.1.2.3:9902", host: "10.1.2.4:9902", want: "not this admin's"},
 		{name: "all addresses", host: "0.0.0.0:9901", want: "not this admin's"},
+		{name: "a name that was made to mean this machine, with its own origin", host: "evil.example:9901", fields: [2]string{"Origin", "http://evil.example:9901"}, want: "not this admin's"},
+		{name: "an origin that begins like ours", host: "127.0.0.1:9901", fields: [2]string{"Origin", "http://127.0.0.1:9901.evil.example"}, want: "Origin"},
 		{name: "a number", host: "2130706433", want: "not this admin's"},
 		{name: "bytes for a terminal", host: "\u009b2J", want: `\u009b2J`},
 		{name: "cross-site", host: "127.0.0.1:9901", fields: [2]string{"Sec-Fetch-Site", "cross-site"}, want: "Sec-Fetch-Site"},
