@@ -44,8 +44,8 @@ func (r *Ring) Last(n int, bad bool) []Entry {
 	}
 	n = min(n, s.used)
 	out := make([]Entry, 0, n)
-	for i := s.newest; len(out) < n; i = s.slots[i].before {
-		out = append(out, s.slots[i].Entry)
+	for i := s.newest; len(out) < n; i = s.links[i].before {
+		out = append(out, s.slots[i])
 	}
 	return out
 }
@@ -53,19 +53,21 @@ func (r *Ring) Last(n int, bad bool) []Entry {
 // ring is the entries of one kind: slots in the order in which they were told, and
 // those of a holder in the same order.
 type ring struct {
-	slots          []slot
+	slots          []Entry
+	links          []link // of each slot: apart, so that a few lines of cache hold them
 	used           int
-	oldest, newest int // slots; of no meaning while used is 0
+	oldest, newest int32 // slots; of no meaning while used is 0
 	holders        []*holder
 	of             map[whose]*holder
 	free           []*holder // that hold nothing
+	recent         *holder   // who was told of last: most often one pod has a loop's attention for a while
 }
 
-type slot struct {
-	Entry
+type link struct {
 	holder        *holder
-	before, after int // slots of the entries told before and after it
-	next          int // the slot of the holder's next entry
+	at            int64 // when the entry ended, in nanoseconds
+	before, after int32 // slots of the entries told before and after it
+	next          int32 // the slot of the holder's next entry
 }
 
 // whose are the entries that make room for each other. The direction is part of it, so that what
@@ -78,30 +80,32 @@ type whose struct {
 // holder is one that has entries here.
 type holder struct {
 	whose       whose
-	at          int // in holders
-	first, last int // slots of its oldest and its newest entry
-	n           int // entries
+	at          int   // in holders
+	first, last int32 // slots of its oldest and its newest entry
+	n           int   // entries
 }
 
-func newRing(n int) ring { return ring{slots: make([]slot, n), of: map[whose]*holder{}} }
+func newRing(n int) ring {
+	return ring{slots: make([]Entry, n), links: make([]link, n), of: map[whose]*holder{}}
+}
 
 func (r *ring) add(e *Entry) {
 	h := r.holder(whose{e.Namespace, e.Pod, e.Dir})
-	i := r.used
-	if i == len(r.slots) {
-		i = r.room(h, e.At)
+	i, at := int32(r.used), e.At.UnixNano()
+	if r.used == len(r.slots) {
+		i = r.room(h, at)
 	}
-	s := &r.slots[i]
-	s.Entry, s.holder, s.before = *e, h, r.newest
+	r.slots[i] = *e
+	r.links[i] = link{holder: h, at: at, before: r.newest}
 	if r.used > 0 {
-		r.slots[r.newest].after = i
+		r.links[r.newest].after = i
 	} else {
 		r.oldest = i
 	}
 	r.newest = i
 	r.used++
 	if h.n > 0 {
-		r.slots[h.last].next = i
+		r.links[h.last].next = i
 	} else {
 		h.first = i
 	}
@@ -111,8 +115,12 @@ func (r *ring) add(e *Entry) {
 
 // holder finds who holds entries of w, or makes one that holds none.
 func (r *ring) holder(w whose) *holder {
+	if r.recent != nil && r.recent.whose == w {
+		return r.recent
+	}
 	h := r.of[w]
 	if h != nil {
+		r.recent = h
 		return h
 	}
 	if k := len(r.free); k > 0 {
@@ -127,29 +135,29 @@ func (r *ring) holder(w whose) *holder {
 }
 
 // room takes an entry out of a full ring, for one of h that is told at now, and returns its slot.
-func (r *ring) room(h *holder, now time.Time) int {
+func (r *ring) room(h *holder, now int64) int32 {
 	i := r.oldest
-	if now.Sub(r.slots[i].At) < staleAfter {
+	if now-r.links[i].at < int64(staleAfter) {
 		most := h
 		if h.n < max(len(r.slots)/len(r.holders), 1) {
 			for _, x := range r.holders {
-				if x.n > most.n || x.n == most.n && x.n > 0 && r.slots[x.first].At.Before(r.slots[most.first].At) {
+				if x.n > most.n || x.n == most.n && x.n > 0 && r.links[x.first].at < r.links[most.first].at {
 					most = x
 				}
 			}
 		}
 		i = most.first
 	}
-	s := &r.slots[i]
+	s := &r.links[i]
 	if i == r.oldest {
 		r.oldest = s.after
 	} else {
-		r.slots[s.before].after = s.after
+		r.links[s.before].after = s.after
 	}
 	if i == r.newest {
 		r.newest = s.before
 	} else {
-		r.slots[s.after].before = s.before
+		r.links[s.after].before = s.before
 	}
 	r.used--
 	r.forget(s.holder, h)
@@ -158,7 +166,7 @@ func (r *ring) room(h *holder, now time.Time) int {
 
 // forget takes the oldest entry from x, and x from the holders when it has no other, unless it is about to have one.
 func (r *ring) forget(x, unless *holder) {
-	x.first = r.slots[x.first].next
+	x.first = r.links[x.first].next
 	if x.n--; x.n > 0 || x == unless {
 		return
 	}
@@ -166,5 +174,8 @@ func (r *ring) forget(x, unless *holder) {
 	r.holders[x.at], last.at = last, x.at
 	r.holders = r.holders[:len(r.holders)-1]
 	delete(r.of, x.whose)
+	if r.recent == x {
+		r.recent = nil
+	}
 	r.free = append(r.free, x)
 }
