@@ -94,29 +94,34 @@ func (w plainly) Write(b []byte) (int, error) { return plain.NewWriter(w.Respons
 // Profiles adds package pprof's paths to mux. What takes a profile is taken one at a
 // time (503), over maxSeconds at most (400).
 func Profiles(mux *http.ServeMux) {
-	var busy atomic.Bool
-	one := func(h http.HandlerFunc) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) {
-			if s := r.FormValue("seconds"); s != "" {
-				// pprof takes fractions for a trace alone, and no number for its default.
-				if n, err := strconv.ParseFloat(s, 64); err != nil || !(n > 0 && n <= maxSeconds) {
-					http.Error(w, plain.String(fmt.Sprintf("seconds: %q is no number above 0, and %d at most", s, maxSeconds)), http.StatusBadRequest)
-					return
-				}
-			}
-			if !busy.CompareAndSwap(false, true) {
-				w.Header().Set("Retry-After", "1")
-				http.Error(w, "another profile is being taken: ask again when it is done", http.StatusServiceUnavailable)
-				return
-			}
-			defer busy.Store(false)
-			h(w, r)
-		}
-	}
+	var t turn
 	mux.HandleFunc("GET /debug/pprof/{$}", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/{profile}", one(pprof.Index))
+	mux.HandleFunc("GET /debug/pprof/{profile}", t.one(pprof.Index))
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/profile", one(pprof.Profile))
-	mux.HandleFunc("GET /debug/pprof/trace", one(pprof.Trace))
+	mux.HandleFunc("GET /debug/pprof/profile", t.one(pprof.Profile))
+	mux.HandleFunc("GET /debug/pprof/trace", t.one(pprof.Trace))
+}
+
+// turn is what one handler at a time has.
+type turn struct{ busy atomic.Bool }
+
+// one bounds h in time, by its parameter seconds, and lets it run beside no other.
+func (t *turn) one(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if s := r.FormValue("seconds"); s != "" {
+			// pprof takes fractions for a trace alone, and no number for its default.
+			if n, err := strconv.ParseFloat(s, 64); err != nil || !(n > 0 && n <= maxSeconds) {
+				http.Error(w, plain.String(fmt.Sprintf("seconds: %q is no number above 0, and %d at most", s, maxSeconds)), http.StatusBadRequest)
+				return
+			}
+		}
+		if !t.busy.CompareAndSwap(false, true) {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "another profile is being taken: ask again when it is done", http.StatusServiceUnavailable)
+			return
+		}
+		defer t.busy.Store(false)
+		h(w, r)
+	}
 }

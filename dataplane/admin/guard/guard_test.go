@@ -132,25 +132,39 @@ func TestProfilesAreBounded(t *testing.T) {
 			t.Errorf("%q: %d %.100s, want %q", path, code, b, want)
 		}
 	}
-	// While one is taken no other is, of any kind; and one that is given up makes room.
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() { get(ctx, "trace?seconds=60") })
-	for code := 0; code != 503; { // it has begun once another finds it
-		code, _ = get(t.Context(), "goroutine")
+}
+
+// TestProfilesTakeTurns: while one is taken no other is, of any kind; and one that is given up, or panics, makes room.
+func TestProfilesTakeTurns(t *testing.T) {
+	var turns turn
+	begun, end := make(chan struct{}), make(chan struct{})
+	long := turns.one(func(http.ResponseWriter, *http.Request) { close(begun); <-end })
+	ran := 0
+	other := turns.one(func(http.ResponseWriter, *http.Request) { ran++ })
+	ask := func(h http.HandlerFunc) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		h(w, httptest.NewRequest("GET", "/debug/pprof/heap", nil))
+		return w
 	}
-	for _, path := range []string{"profile?seconds=1", "trace", "heap", "goroutine?debug=2", "heap?seconds=1"} {
-		if code, b := get(t.Context(), path); code != 503 || !strings.Contains(b, "another profile") {
-			t.Errorf("%s beside a trace: %d %s", path, code, b)
+	var wg sync.WaitGroup
+	wg.Go(func() { ask(long) })
+	<-begun
+	for range 3 {
+		if w := ask(other); w.Code != 503 || !strings.Contains(w.Body.String(), "another profile") || w.Header().Get("Retry-After") == "" {
+			t.Errorf("beside another: %d %s", w.Code, w.Body)
 		}
 	}
-	if code, _ := get(t.Context(), "cmdline"); code != 200 {
-		t.Errorf("what is no profile waits for one: %d", code)
-	}
-	cancel()
+	close(end)
 	wg.Wait()
-	for code := 0; code != 200; {
-		code, _ = get(t.Context(), "goroutine")
+	if w := ask(other); w.Code != 200 || ran != 1 {
+		t.Errorf("after it: %d, %d ran", w.Code, ran)
+	}
+	func() {
+		defer func() { _ = recover() }()
+		ask(turns.one(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+	}()
+	if w := ask(other); w.Code != 200 {
+		t.Errorf("after one that panicked: %d", w.Code)
 	}
 }
 
