@@ -52,11 +52,16 @@ type rank [5]int
 
 func (r rank) compare(o rank) int { return slices.Compare(o[:], r[:]) }
 
+// first is the place of what could not be read in the order of its kind: nobody knows
+// what it was meant to go before, so nothing of that kind goes before it. A lower place
+// would give the requests that its rule governs, and now refuses, to another rule.
+const first = math.MaxInt
+
 // httpRank is the Gateway API's order of HTTPRoute matches (contract 10.3): an
 // exact path, then a regular expression, then a prefix; longer above shorter; a
 // method; more fields; more parameters. What is left is the older route, its
 // name, the order in it.
-func httpRank(a *snapshot.Arm, m *model.Match, headers, query int) rank {
+func (r *matchReader) httpRank(a *snapshot.Arm, m *model.Match, headers, query int) rank {
 	kind, length := 0, len(a.Path)
 	switch m.PathKind {
 	case model.PathExact:
@@ -64,103 +69,125 @@ func httpRank(a *snapshot.Arm, m *model.Match, headers, query int) rank {
 	case model.PathRegex:
 		kind, length = 1, len(m.Path)
 	case model.PathAny, model.PathPrefix:
-	default: // nobody knows what it was meant to go before
-		kind, length = 2, math.MaxInt
+	default:
+		kind = 2
+	}
+	if r.unread.path {
+		length = first
 	}
 	method := 0
-	if a.Method != "" {
+	if m.Method != "" {
 		method = 1
+	}
+	if m.Unread {
+		method, headers, query = first, first, first
 	}
 	return rank{kind, length, method, headers, query}
 }
 
 // grpcRank is that of GRPCRoute matches: more characters of the service, of the
 // method; then what is exact; then more fields.
-func grpcRank(m *model.Match, headers int) rank {
+func (r *matchReader) grpcRank(m *model.Match, headers int) rank {
+	if m.Unread {
+		return rank{first, first, first, first}
+	}
 	if m.GRPC == nil {
 		return rank{0, 0, 1, headers}
 	}
-	exact := 1
+	service, method, exact := len(m.GRPC.Service), len(m.GRPC.Method), 1
 	if m.GRPC.Regex {
 		exact = 0
 	}
-	return rank{len(m.GRPC.Service), len(m.GRPC.Method), exact, headers}
+	if r.unread.service {
+		service = first
+	}
+	if r.unread.method {
+		method = first
+	}
+	return rank{service, method, exact, headers}
 }
 
 // matchReader compiles the matches of one rule.
 type matchReader struct {
 	kind    model.RouteKind
-	warn    func(format string, args ...any) // of a match that can never hold
-	invalid string                           // why the rule cannot be honoured
-	cost    int                              // instructions of the regular expressions of the match
+	invalid string // why the rule cannot be honoured
+	cost    int    // instructions of the regular expressions of the match
+	// unread are the conditions of the match that were left out.
+	unread struct{ path, service, method bool }
 }
 
 // refuse makes the rule one that refuses. The condition at fault is then left
-// out of the match, so that what the rule was written to govern is not left to others.
+// out of the match, which stands where it stood or before that, so that what the
+// rule was written to govern is not left to others.
 func (r *matchReader) refuse(format string, args ...any) {
 	r.invalid = cmp.Or(r.invalid, fmt.Sprintf(format, args...))
 }
 
-// read compiles a match; ok is false for one that can never hold.
-func (r *matchReader) read(m *model.Match) (out arm, ok bool) {
+// read compiles a match.
+func (r *matchReader) read(m *model.Match) (out arm) {
 	r.cost = 0
+	r.unread.path, r.unread.service, r.unread.method = false, false, false
+	if m.Unread {
+		r.refuse("a condition of a match cannot be read")
+	}
 	a := &out.Arm
 	a.PathKind, a.Path, a.Method = m.PathKind, m.Path, m.Method
 	switch m.PathKind {
 	case model.PathAny:
 		a.Path = ""
 	case model.PathExact, model.PathPrefix:
-		if !strings.HasPrefix(m.Path, "/") {
-			r.warn("path %q can match nothing: it must begin with /", m.Path)
-			return out, false
+		if r.unread.path = !strings.HasPrefix(m.Path, "/"); r.unread.path {
+			r.refuse("path %q can match nothing: it must begin with /", m.Path)
 		}
 		if m.PathKind == model.PathPrefix {
 			a.Path = strings.TrimRight(m.Path, "/")
 		}
 	case model.PathRegex:
-		if a.Regex = r.regex("path", m.Path); a.Regex == nil {
-			a.PathKind, a.Path = model.PathAny, ""
-		}
+		a.Regex = r.regex("path", m.Path)
+		r.unread.path = a.Regex == nil
+	case model.PathUnread:
+		r.refuse("the path of a match cannot be read")
+		r.unread.path = true
 	default:
 		r.refuse("unknown kind of path match %d", m.PathKind)
+		r.unread.path = true
+	}
+	if r.unread.path {
 		a.PathKind, a.Path = model.PathAny, ""
 	}
 	if g := m.GRPC; g != nil && (g.Service != "" || g.Method != "") {
 		a.GRPC = &snapshot.GRPCArm{Service: g.Service, Method: g.Method}
 		if g.Regex {
-			a.GRPC.ServiceRegex, a.GRPC.Service = r.element("service", g.Service)
-			a.GRPC.MethodRegex, a.GRPC.Method = r.element("method", g.Method)
+			a.GRPC.ServiceRegex, a.GRPC.Service, r.unread.service = r.element("service", g.Service)
+			a.GRPC.MethodRegex, a.GRPC.Method, r.unread.method = r.element("method", g.Method)
 		}
 	}
-	headers, ok := r.values("field", m.Headers, &a.Headers)
-	if !ok {
-		return out, false
-	}
-	query, _ := r.values("parameter", m.Query, &a.Query)
+	headers := r.values("field", m.Headers, &a.Headers)
+	query := r.values("parameter", m.Query, &a.Query)
 	out.cost = r.cost
 	if r.kind == model.GRPCRoute {
-		out.rank = grpcRank(m, headers)
+		out.rank = r.grpcRank(m, headers)
 	} else {
-		out.rank = httpRank(a, m, headers, query)
+		out.rank = r.httpRank(a, m, headers, query)
 	}
-	return out, true
+	return out
 }
 
 // element compiles a part of a gRPC match. The text is kept where there is an
-// expression; an expression that cannot be compiled gives neither.
-func (r *matchReader) element(what, pattern string) (*regexp.Regexp, string) {
+// expression; an expression that cannot be compiled gives neither, and is unread.
+func (r *matchReader) element(what, pattern string) (re *regexp.Regexp, text string, unread bool) {
 	if pattern == "" {
-		return nil, ""
+		return nil, "", false
 	}
 	if re := r.regex(what, pattern); re != nil {
-		return re, pattern
+		return re, pattern, false
 	}
-	return nil, ""
+	return nil, "", true
 }
 
 // values compiles the conditions on fields or parameters, and counts them. Of
 // one name the first counts (Gateway API HTTPHeaderMatch, HTTPQueryParamMatch).
-func (r *matchReader) values(what string, in []model.ValueMatch, out *[]snapshot.ValueMatch) (n int, ok bool) {
+func (r *matchReader) values(what string, in []model.ValueMatch, out *[]snapshot.ValueMatch) int {
 	asked := 0
 	if len(in) > maxConditions {
 		r.refuse("a match has %d conditions on a %s, and %d are the most: split it over rules, or ask for less", len(in), what, maxConditions)
@@ -170,15 +197,16 @@ func (r *matchReader) values(what string, in []model.ValueMatch, out *[]snapshot
 	for i := range in {
 		v := snapshot.ValueMatch{Name: in[i].Name, Value: in[i].Value}
 		if what == "field" {
-			if v.Name = strings.ToLower(v.Name); !token(v.Name) {
-				r.warn("%q is no field name, so that match can never hold", v.Name)
-				return 0, false
-			}
+			v.Name = strings.ToLower(v.Name)
 		}
 		if slices.Contains(seen, v.Name) {
 			continue
 		}
 		seen = append(seen, v.Name)
+		if what == "field" && !token(v.Name) {
+			r.refuse("%q is no field name", v.Name)
+			continue
+		}
 		if in[i].Regex {
 			if v.Regex = r.regex(what+" "+v.Name, v.Value); v.Regex == nil {
 				continue
@@ -186,7 +214,7 @@ func (r *matchReader) values(what string, in []model.ValueMatch, out *[]snapshot
 		}
 		*out = append(*out, v)
 	}
-	return max(len(seen), asked), true
+	return max(len(seen), asked)
 }
 
 // regex compiles a pattern that must match the whole; nil, and the rule refuses, if it cannot.

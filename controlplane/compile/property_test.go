@@ -155,12 +155,35 @@ func spoil(r *rand.Rand, m *model.Mesh) (*model.Mesh, string) {
 		if x, what := rule(); x != nil && len(x.Matches) > 0 {
 			x.Matches = slices.Clone(x.Matches)
 			y := &x.Matches[r.IntN(len(x.Matches))]
-			switch r.IntN(3) {
+			switch r.IntN(7) {
 			case 0:
 				if y.PathKind == model.PathExact {
 					return nil, "" // another kind of match stands elsewhere in the order: that is no spoiling
 				}
 				y.PathKind, y.Path = model.PathRegex, "("
+			case 3:
+				if y.PathKind != model.PathExact && y.PathKind != model.PathPrefix {
+					return nil, ""
+				}
+				y.Path = ""
+			case 4: // what could not be read is not there
+				y.Method, y.Headers, y.Query, y.GRPC, y.Unread = "", nil, nil, nil, true
+			case 5:
+				if y.Headers = slices.Clone(y.Headers); len(y.Headers) == 0 {
+					return nil, ""
+				}
+				y.Headers[r.IntN(len(y.Headers))].Name = "x(y"
+			case 6:
+				if y.GRPC == nil {
+					return nil, ""
+				}
+				g := model.GRPCMatch{Service: y.GRPC.Service, Method: y.GRPC.Method, Regex: true}
+				if r.IntN(2) == 0 {
+					g.Service = "("
+				} else {
+					g.Method = "("
+				}
+				y.GRPC = &g
 			case 1:
 				y.Headers = slices.Clone(y.Headers)
 				if len(y.Headers) == 0 {

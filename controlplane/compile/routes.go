@@ -102,19 +102,17 @@ func (r *route) ruleName(i int) string {
 func (r *route) readRule(i int, twice string) routeRule {
 	in := &r.Rules[i]
 	out := routeRule{name: r.ruleName(i), invalid: twice}
-	m := matchReader{kind: r.Kind, warn: func(format string, args ...any) { r.warn("%s: "+format, append([]any{out.name}, args...)...) }}
+	m := matchReader{kind: r.Kind}
 	prefixes := true
 	if len(in.Matches) == 0 {
-		a, _ := m.read(&model.Match{})
-		out.arms = []arm{a}
+		out.arms = []arm{m.read(&model.Match{})}
 	}
 	for j := range in.Matches {
-		if a, ok := m.read(&in.Matches[j]); ok {
-			a.Index = j + 1
-			out.arms = append(out.arms, a)
-			if (a.PathKind == model.PathExact || a.PathKind == model.PathPrefix) && !plainPath(a.Path, true) {
-				out.unplain = cmp.Or(out.unplain, a.Path)
-			}
+		a := m.read(&in.Matches[j])
+		a.Index = j + 1
+		out.arms = append(out.arms, a)
+		if (a.PathKind == model.PathExact || a.PathKind == model.PathPrefix) && !plainPath(a.Path, true) {
+			out.unplain = cmp.Or(out.unplain, a.Path)
 		}
 		// A match without a path is one of "/" (Gateway API HTTPRouteMatch).
 		prefixes = prefixes && (in.Matches[j].PathKind == model.PathPrefix || in.Matches[j].PathKind == model.PathAny)

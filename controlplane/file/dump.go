@@ -554,6 +554,8 @@ func matchFields(m *model.Match) any {
 		f = append(f, field{"path", fields{{"type", "PathPrefix"}, {"value", m.Path}}})
 	case model.PathRegex:
 		f = append(f, field{"path", fields{{"type", "RegularExpression"}, {"value", m.Path}}})
+	case model.PathUnread:
+		f = append(f, field{"path", fields{{"type", unread}, {"value", "/"}}})
 	}
 	if g := m.GRPC; g != nil {
 		f = append(f, field{"method", fields{{"type", regular(g.Regex)}, {"service", unless(g.Service)}, {"method", unless(g.Method)}}.full()})
@@ -565,8 +567,16 @@ func matchFields(m *model.Match) any {
 			return fields{{"type", regular(v.Regex)}, {"name", v.Name}, {"value", v.Value}}
 		})
 	}
-	return append(f, field{"headers", values(m.Headers)}, field{"queryParams", values(m.Query)})
+	headers := values(m.Headers)
+	if m.Unread {
+		headers = append(headers, fields{{"type", unread}, {"name", "unread"}, {"value", "-"}})
+	}
+	return append(f, field{"headers", headers}, field{"queryParams", values(m.Query)})
 }
+
+// unread is a type of match that does not exist: it is read as what it stands for, a
+// condition that cannot be read.
+const unread = "Unread"
 
 // regular is the type of a match; exact is the default.
 func regular(regex bool) any {

@@ -96,9 +96,12 @@ func render(m *model.Mesh) string {
 			rule := &r.Rules[i]
 			line("  rule%s%s", opt("name", rule.Name), opt("INVALID", rule.Invalid))
 			for _, mt := range rule.Matches {
-				what := []string{"any", "exact ", "prefix ", "regex "}[mt.PathKind] + mt.Path
+				what := []string{"any", "exact ", "prefix ", "regex ", "unread"}[mt.PathKind] + mt.Path
 				if mt.GRPC != nil {
 					what = fmt.Sprintf("grpc %+v", *mt.GRPC)
+				}
+				if mt.Unread {
+					what += " UNREAD"
 				}
 				query := ""
 				if len(mt.Query) > 0 {

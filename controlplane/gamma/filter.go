@@ -74,10 +74,15 @@ func (c *ruleReader) filters(in []gatewayv1.HTTPRouteFilter, backend int, refuse
 	return out
 }
 
-// prefixes: every match of the rule is by prefix; one without a path is of "/".
+// prefixes: every match of the rule is by prefix; one without a path is of "/". A type that
+// does not exist is refused as such.
 func (c *ruleReader) prefixes() bool {
 	return !slices.ContainsFunc(c.in.http, func(m gatewayv1.HTTPRouteMatch) bool {
-		return m.Path != nil && value(m.Path.Type, gatewayv1.PathMatchPathPrefix) != gatewayv1.PathMatchPathPrefix
+		kind := gatewayv1.PathMatchPathPrefix
+		if m.Path != nil {
+			kind = value(m.Path.Type, kind)
+		}
+		return kind == gatewayv1.PathMatchExact || kind == gatewayv1.PathMatchRegularExpression
 	})
 }
 

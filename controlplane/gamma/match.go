@@ -15,9 +15,9 @@ import (
 	"aether/dataplane/model"
 )
 
-// httpMatch reads matches[j]. It keeps what can be compared, wrong or not: a path
-// without a slash is one that no request has. What cannot be compared is left
-// out, which only widens the match.
+// httpMatch reads matches[j]. What is wrong is left out, which widens the match, and marked:
+// the rule refuses, and the match stands before those that it may have stood before when it was
+// right (controlplane/compile). An expression is kept, for compile to judge by the same bounds.
 func (c *ruleReader) httpMatch(j int) model.Match {
 	var m model.Match
 	in := &c.in.http[j]
@@ -32,20 +32,22 @@ func (c *ruleReader) httpMatch(j int) model.Match {
 		case gatewayv1.PathMatchRegularExpression:
 			if why := badPattern(path); why != "" {
 				refuse("path", "path pattern %.200q %s", path, why)
-				break
 			}
 			m.PathKind, m.Path = model.PathRegex, path
 		default:
 			refuse("path", "path type %.100q does not exist: write Exact, PathPrefix or RegularExpression", kind)
+			m.PathKind = model.PathUnread
 		}
 		if why := badPath(m.Path); (m.PathKind == model.PathExact || m.PathKind == model.PathPrefix) && why != "" {
 			refuse("path", "path %.200q %s", path, why)
+			m.Path = ""
 		}
 	}
 	if in.Method != nil {
 		m.Method = string(*in.Method)
 		if !slices.Contains(methods, m.Method) {
 			refuse("method", "method %.100q does not exist: write one of %s", m.Method, strings.Join(methods, ", "))
+			m.Method, m.Unread = "", true
 		}
 	}
 	var headers, params []condition
@@ -57,8 +59,8 @@ func (c *ruleReader) httpMatch(j int) model.Match {
 		q := &in.QueryParams[i]
 		params = append(params, condition{string(q.Name), q.Value, string(value(q.Type, gatewayv1.QueryParamMatchExact))})
 	}
-	m.Headers = c.conditions(headers, j, "headers", "header")
-	m.Query = c.conditions(params, j, "queryParams", "parameter")
+	m.Headers = c.conditions(headers, j, "headers", "header", &m.Unread)
+	m.Query = c.conditions(params, j, "queryParams", "parameter", &m.Unread)
 	return m
 }
 
@@ -83,22 +85,26 @@ func (c *ruleReader) grpcMatch(j int) model.Match {
 				return ""
 			case *in == "":
 				refuse("method", "method.%s is empty: drop it for any, or write a name", field)
+				m.Unread = true
 				return ""
 			case m.GRPC.Regex:
 				if why := badPattern(*in); why != "" {
 					refuse("method", "method.%s pattern %.200q %s", field, *in, why)
-					return ""
 				}
 			case !exact.MatchString(*in):
 				refuse("method", "method.%s %.200q is no name of gRPC: letters, digits, _ and, in a service, dots", field, *in)
+				m.Unread = true
+				return ""
 			}
 			return *in
 		}
 		switch {
 		case kind != gatewayv1.GRPCMethodMatchExact && !m.GRPC.Regex:
 			refuse("method", "method.type %.100q does not exist: write Exact or RegularExpression", kind)
+			m.Unread = true
 		case g.Service == nil && g.Method == nil:
 			refuse("method", "method names neither service nor method: write one of them, or drop method")
+			m.Unread = true
 		default:
 			m.GRPC.Service = element("service", g.Service, grpcService)
 			m.GRPC.Method = element("method", g.Method, grpcMethod)
@@ -109,7 +115,7 @@ func (c *ruleReader) grpcMatch(j int) model.Match {
 		h := &in.Headers[i]
 		headers = append(headers, condition{string(h.Name), h.Value, string(value(h.Type, gatewayv1.GRPCHeaderMatchExact))})
 	}
-	m.Headers = c.conditions(headers, j, "headers", "header")
+	m.Headers = c.conditions(headers, j, "headers", "header", &m.Unread)
 	return m
 }
 
@@ -124,12 +130,12 @@ func (c *ruleReader) ofMatch(j int) func(field, format string, args ...any) {
 type condition struct{ name, value, kind string }
 
 // conditions reads a list of matches[j]. Of headers whose names differ in case
-// alone the first counts, as the Gateway API says.
-func (c *ruleReader) conditions(in []condition, j int, field, what string) (out []model.ValueMatch) {
+// alone the first counts, as the Gateway API says. unread is set where one is left out.
+func (c *ruleReader) conditions(in []condition, j int, field, what string, unread *bool) (out []model.ValueMatch) {
 	refuse := c.ofMatch(j)
 	if len(in) > maxConditions {
 		refuse(field, "%d %s, the limit is %d: remove some", len(in), field, maxConditions)
-		in = in[:maxConditions]
+		in, *unread = in[:maxConditions], true
 	}
 	for i, h := range in {
 		name, ok := fieldName(h.name)
@@ -142,9 +148,12 @@ func (c *ruleReader) conditions(in []condition, j int, field, what string) (out 
 		switch {
 		case h.kind != "Exact" && !m.Regex:
 			refuse(field, "%s %.100q: match type %.100q does not exist: write Exact or RegularExpression", what, h.name, h.kind)
-			continue // cannot be compared
-		case !ok:
+			*unread = true
+			continue
+		case !ok && what == "header":
 			refuse(field, "%s name %.100q is not a field name: letters, digits and - only", what, h.name)
+			*unread = true
+			continue
 		case slices.ContainsFunc(in[:i], same):
 			refuse(field, "%s %.100s stands twice: keep one", what, h.name)
 		case slices.ContainsFunc(out, folded):
@@ -155,12 +164,15 @@ func (c *ruleReader) conditions(in []condition, j int, field, what string) (out 
 		if m.Regex {
 			if why := badPattern(h.value); why != "" {
 				refuse(field, "%s %.100s: pattern %.200q %s", what, h.name, h.value, why)
-				continue
 			}
 		} else if h.value == "" {
 			refuse(field, "%s %.100s: no value: write what it must be, or a RegularExpression", what, h.name)
+			*unread = true
+			continue
 		} else if what == "header" && !httpmsg.ValidValue([]byte(h.value)) {
 			refuse(field, "%s %.100s: value %.200q holds a control character: remove it", what, h.name, h.value)
+			*unread = true
+			continue
 		}
 		out = append(out, m)
 	}

@@ -228,7 +228,7 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 		}
 		c.report(f.Line, "%s; the whole route is refused: %s", f.Reason, each)
 		if len(c.f.Route.Rules) == 0 {
-			c.f.Route.Rules, c.reasons = make([]model.Rule, 1), make([]int, 1)
+			c.f.Route.Rules, c.reasons = []model.Rule{{Matches: c.unread()}}, make([]int, 1)
 		}
 		for i := range c.f.Route.Rules {
 			c.spoil(i, r.because(f))
@@ -244,36 +244,74 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 // matchField finds rule, match and field in "spec.rules[0].matches[1].headers[2].value".
 var matchField = regexp.MustCompile(`^spec\.rules\[(\d+)\]\.matches\[(\d+)\]\.(\w+)`)
 
-// widen takes out of the matches what the decoder could not read of them: left
+// ruleField finds rule and field in "spec.rules[0].matches[1]".
+var ruleField = regexp.MustCompile(`^spec\.rules\[(\d+)\](?:\.(\w+))?`)
+
+// widen takes out of the matches what the decoder could not read of them, and marks it: left
 // empty it would compare with nothing, and requests meant for the rule, which
 // is refused, would be served by another.
 func (c *routeReader) widen(flaws []Flaw) {
+	rules := c.f.Route.Rules
+	if c.raw() {
+		return // its rules have no matches
+	}
 	for _, f := range flaws {
 		if f.Path == beyond { // anything may be wrong
-			for i := range c.f.Route.Rules {
-				c.f.Route.Rules[i].Matches = nil
+			for i := range rules {
+				rules[i].Matches = c.unread()
 			}
 		}
-		at := matchField.FindStringSubmatch(f.Path)
+		at := ruleField.FindStringSubmatch(f.Path)
 		if at == nil {
 			continue
 		}
 		i, err := strconv.Atoi(at[1])
-		j, err2 := strconv.Atoi(at[2])
-		if err != nil || err2 != nil || i >= len(c.f.Route.Rules) || j >= len(c.f.Route.Rules[i].Matches) {
+		if err != nil || i >= len(rules) {
 			continue
 		}
-		switch m := &c.f.Route.Rules[i].Matches[j]; at[3] {
-		case "path":
-			m.PathKind, m.Path = model.PathAny, ""
+		rule := &rules[i]
+		in := matchField.FindStringSubmatch(f.Path)
+		if in == nil {
+			// The rule itself, its list, an element of it; or what may be the list, misspelt.
+			if at[2] == "" || at[2] == "matches" || f.Unknown && len(rule.Matches) == 0 {
+				rule.Matches = c.unread()
+			}
+			continue
+		}
+		j, err := strconv.Atoi(in[2])
+		if err != nil || j >= len(rule.Matches) {
+			continue
+		}
+		m := &rule.Matches[j]
+		if in[3] == "path" && c.in.kind == model.HTTPRoute {
+			m.PathKind, m.Path = model.PathUnread, ""
+			continue
+		}
+		m.Unread = true
+		switch in[3] {
 		case "method":
 			m.Method, m.GRPC = "", nil
 		case "headers":
 			m.Headers = nil
 		case "queryParams":
 			m.Query = nil
+		default: // what may be the path, misspelt
+			if c.in.kind == model.HTTPRoute && m.PathKind == model.PathAny {
+				m.PathKind = model.PathUnread
+			}
 		}
 	}
+}
+
+// unread are the matches of a rule of which nothing can be read.
+func (c *routeReader) unread() []model.Match {
+	switch c.in.kind {
+	case model.HTTPRoute:
+		return []model.Match{{PathKind: model.PathUnread, Unread: true}}
+	case model.GRPCRoute:
+		return []model.Match{{Unread: true}}
+	}
+	return nil
 }
 
 // ofParents: f may hide a parent.

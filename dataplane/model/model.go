@@ -257,6 +257,7 @@ const (
 	PathExact
 	PathPrefix // by path element, as Gateway API says
 	PathRegex  // RE2, the whole path
+	PathUnread // what was written cannot be read: every path, and the rule refuses
 )
 
 // Match holds when all its parts hold.
@@ -267,6 +268,10 @@ type Match struct {
 	Method   string     // empty: any
 	Headers  []ValueMatch
 	Query    []ValueMatch
+	// Unread: the match was written with a condition, other than one on the path, that
+	// cannot be read and is left out. The rule refuses, and of the matches with this path
+	// this one is the first: nobody knows which of them it was meant to go before.
+	Unread bool
 }
 
 // GRPCMatch compares the two elements of a gRPC request's path, "/service/method".

@@ -281,8 +281,8 @@ func (w *world) ruleEffects(s *service, r *model.Route, rule *model.Rule) effect
 			e.invalid = "too many backends"
 		}
 		for _, m := range rule.Matches {
-			if !patternsValid(m) {
-				e.invalid = "a pattern that is refused"
+			if m.Unread || pathLost(m) || !patternsValid(m) || slices.ContainsFunc(m.Headers, func(v model.ValueMatch) bool { return !tokenForm.MatchString(v.Name) }) {
+				e.invalid = "a match that cannot be honoured"
 			}
 		}
 	}
@@ -375,13 +375,10 @@ func selectorsOf(level, chain []*model.HTTPFilter, producer bool) (out []selecto
 }
 
 func patternsValid(m model.Match) bool {
-	if m.PathKind == model.PathRegex && !patternValid(m.Path) {
-		return false
-	}
 	if g := m.GRPC; g != nil && g.Regex && (!patternValid(g.Service) || !patternValid(g.Method)) {
 		return false
 	}
-	for _, v := range append(firstOfEach(m.Headers), firstOfEach(m.Query)...) {
+	for _, v := range slices.Concat(firstOfEach(m.Headers), firstOfEach(m.Query)) {
 		if v.Regex && !patternValid(v.Value) {
 			return false
 		}

@@ -488,6 +488,10 @@ func (g gen) match(kind model.RouteKind) (m model.Match) {
 	if g.in(25) {
 		m.Headers = append(m.Headers, model.ValueMatch{Name: "host", Value: one(g, []string{"x.a", "x"})})
 	}
+	m.Unread = g.in(60)
+	if g.in(80) {
+		m.Headers = append(m.Headers, model.ValueMatch{Name: "x(y", Value: "1"})
+	}
 	if kind == model.GRPCRoute {
 		if !g.in(5) {
 			m.GRPC = &model.GRPCMatch{Service: one(g, []string{"", "s", "p", "s.T"}), Method: one(g, []string{"", "m", "q"})}
@@ -498,13 +502,16 @@ func (g gen) match(kind model.RouteKind) (m model.Match) {
 		return m
 	}
 	m.PathKind = one(g, []model.PathKind{model.PathAny, model.PathExact, model.PathPrefix, model.PathPrefix, model.PathRegex})
+	if g.in(60) {
+		m.PathKind = one(g, []model.PathKind{model.PathUnread, 77})
+	}
 	switch m.PathKind {
 	case model.PathRegex:
 		m.Path = g.pattern()
 	case model.PathExact, model.PathPrefix:
 		m.Path = one(g, genPaths)
 		if g.in(30) {
-			m.Path = one(g, []string{"p", "", "*", "/p?x=1", "/p//", "/%70"})
+			m.Path = one(g, []string{"p", "", "*", "/p?x=1", "/p?x=1", "/p//", "/p//", "/%70", "/%70"})
 		}
 	}
 	if g.in(4) {

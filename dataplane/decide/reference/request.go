@@ -214,11 +214,11 @@ func (c *chosen) refuses() bool { return c.effects.invalid != "" }
 // place of what cannot be honoured.
 func (c *chosen) guarded() bool { return c.effects.policy() || c.refuses() }
 
-// guards: some rule that anything can match is guarded, or the port itself carries policy.
+// guards: some rule is guarded, or the port itself carries policy.
 func (w *world) guards(routes []*model.Route, svc *service) bool {
 	for _, a := range arms(routes) {
 		c := chosen{route: a.route, rule: a.rule, effects: w.ruleEffects(svc, a.route, &a.route.Rules[a.rule])}
-		if canMatch(a.match) && c.guarded() {
+		if c.guarded() {
 			return true
 		}
 	}
@@ -227,21 +227,6 @@ func (w *world) guards(routes []*model.Route, svc *service) bool {
 	}
 	self := w.ruleEffects(svc, nil, nil)
 	return self.policy()
-}
-
-// countArms are those that anything can match.
-func countArms(routes []*model.Route) (n int) {
-	for _, a := range arms(routes) {
-		if canMatch(a.match) {
-			n++
-		}
-	}
-	return n
-}
-
-// canMatch: a path that does not begin with "/" is nobody's.
-func canMatch(m model.Match) bool {
-	return m.PathKind != model.PathExact && m.PathKind != model.PathPrefix || strings.HasPrefix(m.Path, "/")
 }
 
 // pathPolicy is design 9: where two spellings of a path pick different rules of
@@ -281,7 +266,7 @@ func (w *world) pathPolicy(routes []*model.Route, f *model.Flow, r *httpmsg.Head
 // rule, path policy, RBAC, authorization, preflight, redirect, edits, backend.
 func (w *world) serve(f *model.Flow, r *httpmsg.Head, svc *service, p port, pick uint32) Answer {
 	routes := w.httpRoutes(svc, p.number, f.Namespace)
-	if countArms(routes) > maxArms {
+	if len(arms(routes)) > maxArms {
 		return refused("invalid-backend", 500)
 	}
 	if self := w.ruleEffects(svc, nil, nil); self.invalid != "" { // 10.7: a filter of the whole service

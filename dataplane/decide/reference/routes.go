@@ -215,6 +215,7 @@ func before(a, b arm) bool {
 	for _, by := range [][2]int{
 		{pathRank(a.match), pathRank(b.match)},
 		{pathLength(a.match), pathLength(b.match)},
+		{hasUnread(a.match), hasUnread(b.match)},
 		{grpcLength(a.match, false), grpcLength(b.match, false)},
 		{grpcLength(a.match, true), grpcLength(b.match, true)},
 		{grpcExact(a.match), grpcExact(b.match)},
@@ -235,36 +236,60 @@ func before(a, b arm) bool {
 	return a.at < b.at
 }
 
+// lost is above every length and count: where what was written cannot be honoured,
+// nobody knows how long or how many it was meant to be (its rule refuses, and takes
+// whatever it may have taken).
+const lost = 1 << 40
+
 // pathRank: exact above regex above prefix; no path is the prefix "/".
 func pathRank(m model.Match) int {
 	switch m.PathKind {
-	case model.PathExact:
-		return 2
+	case model.PathAny, model.PathPrefix:
+		return 0
 	case model.PathRegex:
 		return 1
 	}
-	return 0
+	return 2
+}
+
+// pathLost: the match has a path that cannot be honoured.
+func pathLost(m model.Match) bool {
+	switch m.PathKind {
+	case model.PathAny:
+		return false
+	case model.PathExact, model.PathPrefix:
+		return !strings.HasPrefix(m.Path, "/")
+	case model.PathRegex:
+		return !patternValid(m.Path)
+	}
+	return true
 }
 
 // pathLength counts characters; a prefix without its trailing slash.
 func pathLength(m model.Match) int {
-	switch m.PathKind {
-	case model.PathAny:
+	switch {
+	case pathLost(m):
+		return lost
+	case m.PathKind == model.PathAny:
 		return 0
-	case model.PathPrefix:
+	case m.PathKind == model.PathPrefix:
 		return len(strings.TrimRight(m.Path, "/"))
 	}
 	return len(m.Path)
 }
 
 func grpcLength(m model.Match, method bool) int {
-	switch {
-	case m.GRPC == nil:
+	if m.GRPC == nil {
 		return 0
-	case method:
-		return len(m.GRPC.Method)
 	}
-	return len(m.GRPC.Service)
+	text := m.GRPC.Service
+	if method {
+		text = m.GRPC.Method
+	}
+	if m.GRPC.Regex && !patternValid(text) {
+		return lost
+	}
+	return len(text)
 }
 
 func grpcExact(m model.Match) int {
@@ -272,6 +297,13 @@ func grpcExact(m model.Match) int {
 		return 0
 	}
 	return 1
+}
+
+func hasUnread(m model.Match) int {
+	if m.Unread {
+		return 1
+	}
+	return 0
 }
 
 func hasMethod(m model.Match) int {
@@ -303,7 +335,7 @@ func (a arm) holds(r *httpmsg.Head, path, query string, limit int) (holds, large
 	if !pathHolds(m, path) || !grpcHolds(m.GRPC, path) || m.Method != "" && m.Method != string(r.Method) {
 		return false, false
 	}
-	for _, v := range conditions(m.Headers) {
+	for _, v := range fields(m) {
 		if v.Regex && len(headerText(v.Name, r)) > limit {
 			return false, true
 		}
@@ -342,7 +374,7 @@ func textLimit(arms []arm) int {
 				}
 			}
 		}
-		for _, v := range slices.Concat(conditions(m.Headers), conditions(m.Query)) {
+		for _, v := range slices.Concat(fields(m), conditions(m.Query)) {
 			if v.Regex {
 				work += patternSize(v.Value)
 			}
@@ -381,10 +413,15 @@ func crowded(query string) bool {
 	return query != "" && len(strings.Split(query, "&")) > maxParameters
 }
 
-// conditions: one with a pattern that is refused is none (its rule is invalid,
-// and takes at least what it asked for, so that nothing of it falls to another rule).
+// conditions: one with a pattern that is refused, or a name that no field has, is none (its
+// rule is invalid, and takes at least what it asked for, so that nothing of it falls to another rule).
 func conditions(of []model.ValueMatch) []model.ValueMatch {
 	return slices.DeleteFunc(firstOfEach(of), func(v model.ValueMatch) bool { return v.Regex && !patternValid(v.Value) })
+}
+
+// fields are the conditions on fields.
+func fields(m model.Match) []model.ValueMatch {
+	return slices.DeleteFunc(conditions(m.Headers), func(v model.ValueMatch) bool { return !tokenForm.MatchString(v.Name) })
 }
 
 // headerText is what an expression is run on.
@@ -401,17 +438,16 @@ func headerText(name string, r *httpmsg.Head) string {
 	return strings.Join(lines, ",")
 }
 
-// pathHolds is 10.2. A path that does not begin with "/" can match nothing. A
-// pattern that is refused matches everything (its rule is invalid, so that what
-// it asked for falls to no other rule).
+// pathHolds is 10.2. A path that cannot be honoured matches everything (its rule
+// is invalid, so that what it asked for falls to no other rule).
 func pathHolds(m model.Match, path string) bool {
+	if pathLost(m) {
+		return true
+	}
 	switch m.PathKind {
 	case model.PathExact:
-		return strings.HasPrefix(m.Path, "/") && path == m.Path
+		return path == m.Path
 	case model.PathPrefix:
-		if !strings.HasPrefix(m.Path, "/") {
-			return false
-		}
 		p := strings.TrimRight(m.Path, "/")
 		return p == "" || path == p || strings.HasPrefix(path, p+"/")
 	case model.PathRegex:

@@ -317,6 +317,9 @@ func randomMatch(r *rand.Rand, kind model.RouteKind) (m model.Match) {
 		}
 	} else {
 		m = model.Match{PathKind: model.PathKind(r.IntN(4)), Path: pick(r, paths)}
+		if m.Path[:min(1, len(m.Path))] != "/" && r.IntN(8) > 0 { // such a match refuses what all others would have
+			m.Path = "/b"
+		}
 		if m.PathKind == model.PathRegex {
 			m.Path = pick(r, regexes)
 		}
