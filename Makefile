@@ -11,6 +11,8 @@ TEST_TIMEOUT ?= 40m
 # Questions of soak-decide, and its seed (0: from the clock).
 CASES        ?= 1000000
 SEED         ?= 0
+# Meshes of soak-invalid.
+MESHES       ?= 16000
 # Relays that relays opens: at 9,000 the test's own limit of 20,000 files is near.
 RELAYS       ?= 6000
 # Requests of soak-retry.
@@ -102,6 +104,10 @@ fuzz: ## Run every fuzz target, FUZZTIME times each (20000x)
 .PHONY: soak-decide
 soak-decide: ## Hold decisions against the reference, CASES times (1000000); SEED repeats a run
 	go test -count=1 -timeout 0 -v ./dataplane/decide/reference -run '^TestSoak$$' -cases $(CASES) -seed $(SEED)
+
+.PHONY: soak-invalid
+soak-invalid: ## Make one thing of a mesh invalid and see that nothing is let through by it, in MESHES meshes (16000, some 10 million questions); SEED repeats a run
+	go test -count=1 -timeout 0 -v ./controlplane/compile -run '^TestInvalidNeverWidens$$' -meshes $(MESHES) -seed $(SEED)
 
 .PHONY: relays
 relays: setup ## Open RELAYS raw-TCP relays at once (6000; the tests: 1,500) and see them gone again (root)
