@@ -29,6 +29,11 @@ type httpFilter struct {
 	request, query, response []snapshot.Op
 }
 
+// decides reports whether access to the filter's targets hangs on it at the caller.
+func (f *httpFilter) decides() bool {
+	return f.Scope != model.ScopeInbound && (f.invalid != "" || f.rbac != nil && !f.rbac.Audit || f.authz != nil)
+}
+
 // compileFilters compiles the objects of one name; of more than one none is
 // honoured, for nothing says which is meant.
 func compileFilters(objects []model.HTTPFilter) []*httpFilter {

@@ -364,7 +364,7 @@ func (x *Index) SetFilters(namespace, name string, objects []model.HTTPFilter) {
 		for _, t := range f.targets {
 			s := x.service(t)
 			s.targetOf = without(s.targetOf, f)
-			x.mark(s, dirtyOut)
+			x.markGoverned(s)
 		}
 	}
 	delete(x.filters, k)
@@ -392,7 +392,18 @@ func (x *Index) SetFilters(namespace, name string, objects []model.HTTPFilter) {
 			slices.SortStableFunc(s.targetOf, func(a, b *httpFilter) int {
 				return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 			})
-			x.mark(s, dirtyOut)
+			x.markGoverned(s)
+		}
+	}
+}
+
+// markGoverned marks a service whose filters change, and those whose routes lead to it: what
+// they may lead to without a ReferenceGrant hangs on its policy.
+func (x *Index) markGoverned(s *service) {
+	x.mark(s, dirtyOut)
+	for _, r := range s.backOf {
+		for _, p := range r.parents {
+			x.mark(p, dirtyOut)
 		}
 	}
 }

@@ -542,7 +542,7 @@ func (at *attached) rule(x *Index, r *route, i int) *snapshot.Rule {
 		w := snapshot.Weighted{Pipe: out.Pipe}
 		why := cmp.Or(ref.Invalid, b.invalid)
 		if why == "" {
-			w.Backend, why = x.reference(ref, model.HTTP)
+			w.Backend, why = at.reference(x, r, ref, model.HTTP)
 		}
 		if why == "" && len(b.filters) > 0 {
 			l, _ := at.level(x, r, b.filters, who, say)
@@ -581,7 +581,7 @@ func (at *attached) level(x *Index, r *route, filters []ruleFilter, who int, say
 				bad = fmt.Sprintf("%d of %d is no share", m.Numerator, m.Denominator)
 			}
 			if bad == "" {
-				m.Backend, bad = x.reference(ref, model.HTTP)
+				m.Backend, bad = at.reference(x, r, ref, model.HTTP)
 			}
 			if bad != "" { // the original is never harmed
 				say("mirror to %s port %d: %s; nothing is mirrored there", ref.Service, ref.Port, bad)
@@ -619,6 +619,40 @@ func (x *Index) extension(n model.ServiceName) (*httpFilter, string) {
 		return nil, fmt.Sprintf("%s is not of SCOPE_ROUTE, and no rule can refer to it", list[0].object)
 	default:
 		return list[0], ""
+	}
+}
+
+// reference resolves a backendRef of r, or of a mirror of it, as it stands on the service.
+func (at *attached) reference(x *Index, r *route, ref *model.BackendRef, class model.Class) (*snapshot.Backend, string) {
+	if ref.Ungranted {
+		if why := at.ungranted(x, r, ref.Service, class); why != "" {
+			return nil, why
+		}
+	}
+	return x.reference(ref, class)
+}
+
+// ungranted is why a route may not name a Service of another namespace without a
+// ReferenceGrant (decision 048); "": it may. It may where the Service that it hangs on is of that
+// namespace, as a consumer's route is (GEP-1294): a caller reaches by it what it reaches
+// anyway. Policy that another Service has at the caller would be gone around, for the
+// requests carry that of the one they were sent to (decision 008).
+func (at *attached) ungranted(x *Index, r *route, n model.ServiceName, class model.Class) string {
+	mend := fmt.Sprintf("add a ReferenceGrant in namespace %s that lets %ss of namespace %s name Service %s", n.Namespace, r.Kind, r.Namespace, n.Name)
+	switch s := x.services[n]; {
+	case n.Namespace == r.Namespace || n == at.s.name:
+		return ""
+	case n.Namespace != at.s.name.Namespace:
+		return "RefNotPermitted: " + mend
+	case s == nil || class != model.HTTP: // policy at the caller is of requests
+		return ""
+	default:
+		for _, f := range s.targetOf {
+			if f.decides() {
+				return fmt.Sprintf("RefNotPermitted: %s is policy of that Service, and this route goes around it; %s", f.object, mend)
+			}
+		}
+		return ""
 	}
 }
 
@@ -695,7 +729,7 @@ func (at *attached) weigh(x *Index, r *route, from, to int) *snapshot.Split {
 			w := snapshot.Weighted{}
 			why := ref.Invalid
 			if why == "" {
-				w.Backend, why = x.reference(ref, model.TCP)
+				w.Backend, why = at.reference(x, r, ref, model.TCP)
 			}
 			if why != "" {
 				at.problem(r, "%s: backendRef %s port %d: %s; its share of the connections is refused", r.rules[i].name, ref.Service, ref.Port, why)

@@ -459,7 +459,7 @@ func (d *dumper) route(r *model.Route, grants grantSet) {
 	}
 	// names notes where a reference leads, and what is wrong with it.
 	names := func(key string, b *model.BackendRef) {
-		if mark(key, b.Invalid); b.Invalid == "" && b.Service.Namespace != r.Namespace {
+		if mark(key, b.Invalid); b.Invalid == "" && !b.Ungranted && b.Service.Namespace != r.Namespace {
 			grants.add(gamma.RoutesOf{Kind: r.Kind.String(), Namespace: r.Namespace}, b.Service)
 		}
 	}

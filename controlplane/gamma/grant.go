@@ -64,9 +64,10 @@ func Permits(grants []*Grant, from RoutesOf, to model.ServiceName) bool {
 	})
 }
 
-// Resolve is the route with the references into other namespaces refused that
-// permitted says nothing permits (contract 10.5). What it gives shares nothing with f
-// that it changed.
+// Resolve is the route with the references into other namespaces marked that nothing permits, by
+// permitted (contract 10.5). Those into the namespace of a parent may stand without (GEP-1294,
+// decision 048), which controlplane/compile judges for each parent; the others are refused. What
+// it gives shares nothing with f that it changed.
 func (r *Reader) Resolve(f *Route, permitted func(from RoutesOf, to model.ServiceName) bool) model.Route {
 	out := f.Route
 	if len(f.foreign) > 0 {
@@ -75,6 +76,10 @@ func (r *Reader) Resolve(f *Route, permitted func(from RoutesOf, to model.Servic
 	for i := range f.foreign {
 		ref := f.foreign[i].in(&out)
 		if permitted(RoutesOf{out.Kind.String(), out.Namespace}, ref.Service) {
+			continue
+		}
+		if slices.ContainsFunc(out.Parents, func(p model.ParentRef) bool { return p.Service.Namespace == ref.Service.Namespace }) {
+			ref.Ungranted = true
 			continue
 		}
 		ref.Invalid = fmt.Sprintf("RefNotPermitted: no ReferenceGrant in namespace %s lets %ss of namespace %s name Service %s: add one",

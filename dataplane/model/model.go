@@ -376,6 +376,10 @@ type BackendRef struct {
 	Weight  uint32
 	Filters []Filter // run after the rule's own
 	Invalid string
+	// Ungranted: it is in another namespace than the route, and no ReferenceGrant permits
+	// it. It is in force only on a Service of that namespace (a consumer's route), and
+	// only where no policy of its own would be gone around by it (decision 048).
+	Ungranted bool
 }
 
 // Scope of an HTTPFilter (contract 10.7).

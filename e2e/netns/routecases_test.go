@@ -342,6 +342,30 @@ func TestCase175(t *testing.T) {
 	check("beside the producer's", map[string]string{"ops": "consumer", "web": "producer", "job": "producer"})
 }
 
+// TestConsumerRouteNamesTheProducersServices (Gateway API conformance, MeshConsumerRoute; GEP-1294): the route of a consumer's
+// namespace may have the Service that it hangs on, and its neighbours, as backends without a ReferenceGrant.
+func TestConsumerRouteNamesTheProducersServices(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	const rule = "  - {matches: [{path: {value: /consumer/%[1]s}}], filters: [{type: ResponseHeaderModifier, responseHeaderModifier: {set: [{name: x-header-set, value: set}]}}],\n" +
+		"     backendRefs: [{name: %[1]s, namespace: shop, port: 8080}]}\n"
+	write(t, ctx, "consumer-backends", routeOn("ops", "consumer-backends", fmt.Sprintf(rule, "front")+fmt.Sprintf(rule, "blue")))
+	for from, want := range map[string]string{"ops": "set", "web": ""} {
+		for _, dial := range []string{vip(firstColour, 8080), proxyPort} {
+			for _, backend := range []string{"front", "blue"} {
+				by := backend
+				if want == "" {
+					by = "front" // the service itself
+				}
+				got := ask(t, ctx, way{from, dial}, "/consumer/"+backend)
+				if got.status != 200 || got.By != by || got.answer.Get("X-Header-Set") != want {
+					t.Errorf("from %s by %s for %s: %d of %q, x-header-set %q, want 200 of %s and %q", from, dial, backend, got.status, got.By, got.answer.Get("X-Header-Set"), by, want)
+				}
+			}
+		}
+	}
+}
+
 // TestCase106 (rustls 1014): a TLSRoute's names are compared without case, and the bytes that arrive are the client's own.
 func TestCase106(t *testing.T) {
 	t.Parallel()

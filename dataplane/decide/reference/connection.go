@@ -43,7 +43,7 @@ func (w *world) captured(f *model.Flow, pick uint32) Answer {
 	arms := w.tlsArms(svc, d, f.Namespace)
 	if f.Sniff == model.SniffTLS {
 		if arm := bestServerName(arms, f.Host); arm != nil {
-			return w.forwardRaw(w.split([]*model.Route{arm.route}, arm.rules), "tls-route", pick)
+			return w.forwardRaw(w.split(svc, []*model.Route{arm.route}, arm.rules), "tls-route", pick)
 		}
 	}
 	// Steps 2 and 3: a raw-TCP port, by its number or as 18082. The bytes are not consulted.
@@ -179,7 +179,7 @@ func (w *world) notHTTP(f *model.Flow, pod *model.Workload) Answer {
 // toTCPPort is a TCPRoute of the port (10.6), or the port itself.
 func (w *world) toTCPPort(svc *service, p port, caller, reason string, pick uint32) Answer {
 	if r := w.tcpRoute(svc, p.number, caller); r != nil {
-		return w.forwardRaw(w.split([]*model.Route{r}, r.Rules), "tcp-route", pick)
+		return w.forwardRaw(w.split(svc, []*model.Route{r}, r.Rules), "tcp-route", pick)
 	}
 	return w.forwardTo(destination{svc: svc, port: p}, reason)
 }

@@ -464,6 +464,7 @@ func (g gen) backend(m *model.Mesh, names []model.ServiceName, kind model.RouteK
 	if g.in(20) {
 		ref.Invalid = "RefNotPermitted"
 	}
+	ref.Ungranted = g.in(4)
 	return ref
 }
 

@@ -325,7 +325,7 @@ func (w *world) forward(a Answer, f *model.Flow, r *httpmsg.Head, svc *service, 
 	if rule != nil && len(rule.Backends) > 0 {
 		var all []weighted
 		for _, ref := range rule.Backends {
-			d, invalid := w.reference(ref, model.HTTP)
+			d, invalid := w.refers(c.route, svc, ref, model.HTTP)
 			if be, _ := w.plain(c.route, rule, ref.Filters, true); be.invalid != "" {
 				invalid = be.invalid
 			}
@@ -373,7 +373,7 @@ func (w *world) forward(a Answer, f *model.Flow, r *httpmsg.Head, svc *service, 
 	a.Request = fieldTexts(edit(r.Fields, slices.Concat(e.request, extra.request, own.request)))
 	a.Response = answered(r, e, extra, own)
 	for _, m := range slices.Concat(e.mirrors, extra.mirrors) {
-		if d, invalid := w.reference(m.Backend, model.HTTP); invalid == "" {
+		if d, invalid := w.refers(c.route, svc, m.Backend, model.HTTP); invalid == "" {
 			a.Mirrors = append(a.Mirrors, fmt.Sprintf("%s %d/%d", d.name(), m.Numerator, m.Denominator))
 		}
 	}

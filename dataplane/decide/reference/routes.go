@@ -588,6 +588,28 @@ func choose(of []weighted, pick uint32) *weighted {
 	return nil
 }
 
+// refers is reference for a route attached to s: without a ReferenceGrant a route names
+// Services of its own namespace, and a consumer's route those of the namespace that it consumes,
+// but for those that have policy at the caller (10.5, decision 048).
+func (w *world) refers(r *model.Route, s *service, ref model.BackendRef, class model.Class) (d destination, invalid string) {
+	other := ref.Service != s.name && ref.Service.Namespace != r.Namespace
+	if ref.Ungranted && other && (ref.Service.Namespace != s.name.Namespace || class == model.HTTP && w.policyAtCaller(ref.Service)) {
+		return d, "RefNotPermitted"
+	}
+	return w.reference(ref, class)
+}
+
+// policyAtCaller: some filter that is in force at callers decides who reaches the Service.
+func (w *world) policyAtCaller(n model.ServiceName) bool {
+	s := &service{name: n}
+	for _, f := range append(w.filtersOf(s, model.ScopeRoute), w.filtersOf(s, model.ScopeChain)...) {
+		if w.filterInvalid(f) || f.ExtAuthz != nil && !f.ExtAuthz.Disabled || f.RBAC != nil && !f.RBAC.Audit {
+			return true
+		}
+	}
+	return false
+}
+
 // reference is 10.4: a Service port of a mesh service, of the class that the
 // route carries. Where no node can know the ports, the reference stands.
 func (w *world) reference(ref model.BackendRef, class model.Class) (d destination, invalid string) {
@@ -635,8 +657,8 @@ func (w *world) unseen(n model.ServiceName) *service {
 	return found
 }
 
-// split is all backends of raw-TCP routes in one (10.6).
-func (w *world) split(routes []*model.Route, rules []model.Rule) (out []weighted) {
+// split is all backends of raw-TCP routes on s in one (10.6).
+func (w *world) split(s *service, routes []*model.Route, rules []model.Rule) (out []weighted) {
 	for _, r := range routes {
 		if w.twice(r) {
 			return nil
@@ -647,7 +669,7 @@ func (w *world) split(routes []*model.Route, rules []model.Rule) (out []weighted
 			return nil
 		}
 		for _, ref := range rule.Backends {
-			d, invalid := w.reference(ref, model.TCP)
+			d, invalid := w.refers(routes[0], s, ref, model.TCP)
 			out = append(out, weighted{d, ref, invalid})
 		}
 	}

@@ -297,6 +297,7 @@ func randomBackend(r *rand.Rand) model.BackendRef {
 	if r.IntN(8) == 0 {
 		ref.Invalid = "RefNotPermitted"
 	}
+	ref.Ungranted = r.IntN(3) == 0
 	return ref
 }
 

@@ -15,7 +15,7 @@ import (
 //	name=new                its name
 //	invalid=why             it cannot be honoured
 //	match=...               one match; see match
-//	to=shop/cart:8080*90    a backend: service, port, weight (1); "!why" at the end: invalid
+//	to=shop/cart:8080*90    a backend: service, port, weight (1); "!why" at the end: invalid, "?": no ReferenceGrant
 //	timeout=10s attempt=2s  of the whole, of each attempt
 //	retry=...               see retry
 //	sticky=...              session persistence; see sticky
@@ -93,8 +93,9 @@ func (p *parser) rule(words []string) error {
 // backend: service:port*weight!invalid.
 func backend(v, ns string) (ref model.BackendRef, err error) {
 	v, why, _ := strings.Cut(v, "!")
+	v, ungranted := strings.CutSuffix(v, "?")
 	v, weight, has := strings.Cut(v, "*")
-	ref = model.BackendRef{Weight: 1, Invalid: why}
+	ref = model.BackendRef{Weight: 1, Invalid: why, Ungranted: ungranted}
 	if ref.Service, ref.Port, err = target(v, ns); err != nil {
 		return ref, err
 	}
