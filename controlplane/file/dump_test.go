@@ -331,7 +331,7 @@ func (g *generator) filters(http, backend, prefixes bool) []model.Filter {
 			f.CORS = &model.CORSFilter{
 				Origins: oneOf(g, nil, []string{"*"}, []string{"https://a.example", "http://*.b.example:8080", "https://*"}), Credentials: g.some(0.5),
 				Methods: oneOf(g, nil, []string{"*"}, []string{"GET", "PUT"}), Headers: oneOf(g, nil, []string{"*"}, []string{"X-A", "no"}),
-				Expose: oneOf(g, nil, []string{"X-B"}), MaxAge: oneOf(g, 0, time.Second, time.Hour),
+				Expose: oneOf(g, nil, []string{"X-B"}), MaxAge: oneOf(g, 5*time.Second, time.Second, time.Hour),
 			}
 		case model.Extension:
 			if backend {

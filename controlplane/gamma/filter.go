@@ -18,6 +18,9 @@ import (
 // maxCORS bounds each list of a CORS filter, as the Gateway API does.
 const maxCORS = 64
 
+// defaultMaxAge is that of the Gateway API's schema, which an API server writes where nothing is.
+const defaultMaxAge = 5 * time.Second
+
 // framing are the fields that a message's shape, destination or caller hangs on; a
 // filter that wrote them could make one request two, or somebody else's (RFC
 // 9110 7.6.1, RFC 9112 6; contract 6.3).
@@ -331,9 +334,12 @@ func cors(in *gatewayv1.HTTPCORSFilter) (*model.CORSFilter, string) {
 	out.Methods = list("allowMethods", texts(in.AllowMethods), func(s string) bool { return slices.Contains(methods, s) }, "one of "+strings.Join(methods, ", "))
 	out.Headers = list("allowHeaders", texts(in.AllowHeaders), isName, "the name of a field")
 	out.Expose = list("exposeHeaders", texts(in.ExposeHeaders), isName, "the name of a field")
-	if in.MaxAge < 0 {
+	switch {
+	case in.MaxAge < 0:
 		bad("maxAge %d: write a number of seconds from 1 on", in.MaxAge)
-	} else {
+	case in.MaxAge == 0:
+		out.MaxAge = defaultMaxAge
+	default:
 		out.MaxAge = time.Duration(in.MaxAge) * time.Second
 	}
 	return out, why

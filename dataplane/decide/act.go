@@ -49,10 +49,10 @@ func (v *Verdict) ApplyResponse(h *httpmsg.Head, origin []byte) {
 	}
 }
 
-// Origin is r's Origin field, for ApplyResponse; nil: it has none, or no rule
+// Origin is r's Origin field, for ApplyResponse and MarkAnswer; nil: it has none, or no rule
 // asks for it. To be taken before ApplyRequest.
 func (v *Verdict) Origin(r *httpmsg.Head) []byte {
-	if v.Pipe == nil || v.Pipe.CORS == nil {
+	if v.CORS == nil {
 		return nil
 	}
 	o, _ := r.Get(string(hdrOrigin))

@@ -64,8 +64,20 @@ func (v *Verdict) AppendPreflight(h, r *httpmsg.Head) {
 	} else if len(c.Headers) > 0 {
 		h.Add(hdrAllowHeaders, c.Headers)
 	}
+	if len(c.Expose) > 0 {
+		h.Add(hdrExposeHeaders, c.Expose)
+	}
 	if len(c.MaxAge) > 0 {
 		h.Add(hdrMaxAge, c.MaxAge)
+	}
+}
+
+// MarkAnswer says on h, an answer that the proxy itself makes to the request in the place of
+// an application's, who may read it: else a browser shows its page an error of CORS
+// in the place of the status. origin is as ApplyResponse has it. It allocates only when h.Fields has no room.
+func (v *Verdict) MarkAnswer(h *httpmsg.Head, origin []byte) {
+	if v.CORS != nil {
+		mark(v.CORS, h, origin)
 	}
 }
 

@@ -312,7 +312,7 @@ func TestCORSFields(t *testing.T) {
 	}{
 		{"list", "h:origin=https://a.example",
 			snapshot.CORS{Origins: []snapshot.Origin{{Prefix: "https://a.example"}}, Methods: b("GET,PUT"), Headers: b("x-a"), Expose: b("x-e"), MaxAge: b("60")},
-			"access-control-allow-origin=https://a.example vary=Origin access-control-allow-methods=GET,PUT access-control-allow-headers=x-a access-control-max-age=60",
+			"access-control-allow-origin=https://a.example vary=Origin access-control-allow-methods=GET,PUT access-control-allow-headers=x-a access-control-expose-headers=x-e access-control-max-age=60",
 			"access-control-allow-methods=app vary=Origin access-control-allow-origin=https://a.example access-control-expose-headers=x-e"},
 		{"any", "h:origin=https://a.example",
 			snapshot.CORS{AnyOrigin: true, AnyMethod: true, Methods: b("*"), AnyHeader: true, Headers: b("*")},
@@ -333,7 +333,7 @@ func TestCORSFields(t *testing.T) {
 		if !preflight(&r) {
 			t.Errorf("%s: no preflight", tt.name)
 		}
-		v := Verdict{Action: Reply, Pipe: &snapshot.Pipe{CORS: &tt.c}}
+		v := Verdict{Action: Reply, Pipe: &snapshot.Pipe{CORS: &tt.c}, CORS: &tt.c}
 		var h httpmsg.Head
 		v.AppendPreflight(&h, &r)
 		if got := words(&h); got != tt.preflight {
@@ -347,6 +347,12 @@ func TestCORSFields(t *testing.T) {
 		v.ApplyResponse(&h, v.Origin(&r))
 		if got := words(&h); got != tt.answer {
 			t.Errorf("%s: answer\ngot  %s\nwant %s", tt.name, got, tt.answer)
+		}
+		v.Action = Refuse // the proxy's own answer has the same of these
+		h = httpmsg.Head{}
+		v.MarkAnswer(&h, v.Origin(&r))
+		if got, want := words(&h), strings.TrimSpace(strings.TrimPrefix(tt.answer, "access-control-allow-methods=app")); got != want {
+			t.Errorf("%s: the proxy's own answer\ngot  %s\nwant %s", tt.name, got, want)
 		}
 	}
 	for _, action := range []Action{Forward, Reply} { // without an origin; of a redirection, too

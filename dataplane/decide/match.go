@@ -31,7 +31,17 @@ var ampersand = []byte("&")
 
 // match is the first arm that r fulfils with this path, or nil (contract 10.3). large:
 // r is too large for the arm, and so nobody can say whether it fulfils it.
+//
+// A CORS preflight asks about another request (Fetch, "CORS-preflight fetch"), whose method
+// and field names it has as values: by these it fulfils the arms of a rule with a CORS filter, which
+// answers it (GEP-1767: it must not reach the application). What it is literally counts, too.
 func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) (_ *snapshot.Arm, large bool) {
+	var asked, names []byte // the method and the fields of the request that a preflight asks about
+	ahead := preflight(r)
+	if ahead {
+		asked, _ = r.Get(string(hdrRequestMethod))
+		names, _ = r.Get(string(hdrRequestHeaders))
+	}
 	for i := range p.Arms {
 		a := &p.Arms[i]
 		switch {
@@ -47,13 +57,22 @@ func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) (
 				t.add("%s: path %q is not %s", armText(a), path, pathText(a))
 			}
 			continue
-		case a.Method != "" && a.Method != string(r.Method):
+		case a.Method != "" && a.Method != string(r.Method) && !(ahead && a.Method == string(asked) && answers(a)):
 			if t != nil {
 				t.add("%s: method %s is not %s", armText(a), r.Method, a.Method)
 			}
 			continue
 		}
-		h, large := unmetField(a.Headers, r, p.MaxText)
+		var promised []byte
+		if ahead && len(names) > 0 && len(a.Headers) > 0 && answers(a) {
+			if promised = names; len(names) > maxNames {
+				if t != nil {
+					t.add("%s: %s has more than the %d bytes that are looked at", armText(a), hdrRequestHeaders, maxNames)
+				}
+				return a, true
+			}
+		}
+		h, large := unmetField(a.Headers, r, promised, p.MaxText)
 		if large {
 			if t != nil {
 				t.add("%s: field %s has more than the %d bytes that an expression is run on", armText(a), h.Name, p.MaxText)
@@ -142,11 +161,43 @@ func element(want string, re *regexp.Regexp, got []byte) bool {
 	return want == "" || string(got) == want
 }
 
+// maxNames bounds, in bytes, the list of field names of a preflight that is held against
+// conditions on fields: each of these goes through it.
+const maxNames = 1 << 10
+
+// answers reports whether the arm's rule answers preflights.
+func answers(a *snapshot.Arm) bool {
+	return a.Rule.Invalid == "" && a.Rule.Pipe != nil && a.Rule.Pipe.CORS != nil
+}
+
+// lists reports whether a field's name, in lower case, stands in a comma-separated list of names.
+func lists(list []byte, name string) bool {
+	for len(list) > 0 {
+		var item []byte
+		item, list, _ = bytes.Cut(list, comma)
+		if item = bytes.TrimSpace(item); len(item) != len(name) {
+			continue
+		}
+		same := true
+		for i, c := range item {
+			same = same && httpmsg.Lower[c] == name[i]
+		}
+		if same {
+			return true
+		}
+	}
+	return false
+}
+
 // unmetField is the first field condition that r does not fulfil, or nil; large: its
-// field is too long to tell.
-func unmetField(want []snapshot.ValueMatch, r *httpmsg.Head, most int) (_ *snapshot.ValueMatch, large bool) {
+// field is too long to tell. promised lists fields that the request to come has, with
+// values that nobody knows yet.
+func unmetField(want []snapshot.ValueMatch, r *httpmsg.Head, promised []byte, most int) (_ *snapshot.ValueMatch, large bool) {
 	for i := range want {
 		w := &want[i]
+		if len(promised) > 0 && lists(promised, w.Name) {
+			continue
+		}
 		if w.Regex == nil {
 			if !fieldIs(r, w.Name, w.Value) {
 				return w, false

@@ -110,6 +110,7 @@ type question struct {
 	r    *httpmsg.Head
 	pick uint32
 	t    *Trace
+	cors *snapshot.CORS // of the rule that the request was taken by
 }
 
 // reach is a request for svc. Of a dial, the port is the dialled one and the authority
@@ -187,6 +188,12 @@ func (q *question) foreign(n snapshot.Named, byHost bool) Verdict {
 // route runs a port's rules in the order of contract 10.7: the rule, with the path
 // policy; RBAC; then what answers by itself; then the backend.
 func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
+	v := q.byRule(svc, p)
+	v.CORS = q.cors
+	return v
+}
+
+func (q *question) byRule(svc *snapshot.Service, p *snapshot.Port) Verdict {
 	r, t := q.r, q.t
 	prog := p.ProgramFor(q.f.Namespace)
 	if t != nil && prog != nil && prog != p.Program {
@@ -211,6 +218,9 @@ func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
 		}
 		if a != nil {
 			chosen = a.Rule
+			if answers(a) {
+				q.cors = chosen.Pipe.CORS
+			}
 			v.Matched, v.Rule, v.Reason = chosen, chosen.Name, HTTPRoute
 			if chosen.GRPC {
 				v.Reason = GRPCRoute

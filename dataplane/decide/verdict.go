@@ -211,6 +211,9 @@ type Verdict struct {
 	// level's; of a redirection or preflight the rule's, whose Authz is asked first; of a
 	// Deliver the pod's inbound filters. nil: nothing. Its RBAC has been judged.
 	Pipe *snapshot.Pipe
+	// CORS is the filter of the rule that the request was taken by, of a refusal by that rule, too:
+	// it says who may read the answer. nil: none, or the rule cannot be honoured at all.
+	CORS *snapshot.CORS
 	// Prefix is the length in bytes of what the rule's prefix match matched of the path.
 	Prefix int
 	// Respelled: Pipe.Authz is to be asked about AuthzPath too, and both must be allowed.

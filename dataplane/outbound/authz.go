@@ -48,5 +48,7 @@ func (o *Outbound) Refused(x *exchange.Exchange, r *extauthz.Refusal) {
 	rq := x.User.(*reqState)
 	rq.cause = r.Cause
 	rq.v.Action = decide.Refuse // what becomes of it, for the record
-	r.Reply(x, rq.grpc, nil)
+	var marks httpmsg.Head
+	rq.v.MarkAnswer(&marks, rq.origin)
+	r.Reply(x, rq.grpc, marks.Fields)
 }

@@ -462,11 +462,14 @@ func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, 
 		rq.unsent(x)
 	}
 	var h httpmsg.Head
-	var fields [4]httpmsg.Field
+	var fields [8]httpmsg.Field
 	h.Fields = fields[:0]
 	h.Status = status
 	if reason != "" {
 		h.Add(hdrError, []byte(reason))
+	}
+	if rq != nil {
+		rq.v.MarkAnswer(&h, rq.origin)
 	}
 	if rq != nil && rq.grpc { // as it was asked, whatever a rule made of the head
 		h.Status = 200

@@ -366,6 +366,44 @@ func TestConsumerRouteNamesTheProducersServices(t *testing.T) {
 	}
 }
 
+// TestPreflightsAndOwnAnswers (GEP-1767, Gateway API conformance HTTPRouteCORS; gateway-api 3857, ingress-nginx 2134, envoy 23839): a preflight is
+// answered by the rule of the request that it asks about, and what the proxy answers itself can be read by those who may read the application's answers.
+func TestPreflightsAndOwnAnswers(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	const cors = "filters: [{type: CORS, cors: {allowOrigins: [\"https://www.foo.com\"], %s}}]"
+	rule := func(match, filter, backend string) string {
+		return fmt.Sprintf("  - {matches: [{path: {value: /cors%s}], "+cors+", backendRefs: [{name: %s, port: 8080}]}\n", match, filter, backend)
+	}
+	routes(t, ctx, "cors", rule("/method}, method: PUT", "allowMethods: [GET, PUT]", "blue")+
+		rule("/header}, headers: [{name: x-api, value: \"2\"}]", "allowHeaders: [x-api]", "blue")+
+		rule("/none}", "allowMethods: [GET]", "hollow")+
+		rule("/missing}", "allowMethods: [GET]", "is-not")+
+		rule("/expose}", "allowMethods: [GET], exposeHeaders: [x-header-3]", "blue"))
+	rt := transport(t, false, w.Pod("web"), vip(firstColour, 8080))
+	for _, tt := range []struct {
+		method, path string
+		header       []string
+		status       int
+		name, want   string
+	}{
+		{"OPTIONS", "/method", []string{"Access-Control-Request-Method", "PUT"}, 204, "Allow-Origin", "https://www.foo.com"},
+		{"OPTIONS", "/header", []string{"Access-Control-Request-Method", "GET", "Access-Control-Request-Headers", "x-api"}, 204, "Allow-Origin", "https://www.foo.com"},
+		{"GET", "/none", nil, 503, "Allow-Origin", "https://www.foo.com"},
+		{"GET", "/missing", nil, 500, "Allow-Origin", "https://www.foo.com"},
+		{"OPTIONS", "/expose", []string{"Access-Control-Request-Method", "GET"}, 204, "Expose-Headers", "x-header-3"},
+		{"OPTIONS", "/expose", []string{"Access-Control-Request-Method", "GET"}, 204, "Max-Age", "5"},
+	} {
+		a := mustSend(t, ctx, rt, tt.method, "front.shop.aether.internal:8080", "/cors"+tt.path, nil, append(tt.header, "Origin", "https://www.foo.com")...)
+		if got := a.Header.Get("Access-Control-" + tt.name); a.StatusCode != tt.status || got != tt.want {
+			t.Errorf("%s %s: %d with Access-Control-%s %q, want %d with %q", tt.method, tt.path, a.StatusCode, tt.name, got, tt.status, tt.want)
+		}
+		if a := mustSend(t, ctx, rt, tt.method, "front.shop.aether.internal:8080", "/cors"+tt.path, nil, append(tt.header, "Origin", "https://evil.example")...); a.Header.Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("%s %s: another origin may read it", tt.method, tt.path)
+		}
+	}
+}
+
 // TestCase106 (rustls 1014): a TLSRoute's names are compared without case, and the bytes that arrive are the client's own.
 func TestCase106(t *testing.T) {
 	t.Parallel()

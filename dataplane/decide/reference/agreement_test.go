@@ -68,6 +68,11 @@ func project(f *model.Flow, r *httpmsg.Head, v decide.Verdict) reference.Answer 
 			a.AuthzPath = string(v.AuthzPath(r))
 		}
 	}
+	if v.Action == decide.Refuse && r != nil {
+		var h httpmsg.Head
+		v.MarkAnswer(&h, v.Origin(r))
+		a.Response = texts(h.Fields)
+	}
 	switch v.Action {
 	case decide.Deliver:
 		a.Deliver = fmt.Sprintf("%d %s", v.Port, v.Class)

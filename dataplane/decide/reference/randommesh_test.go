@@ -844,7 +844,7 @@ func (g gen) request(m *model.Mesh, f *model.Flow) *httpmsg.Head {
 		add("origin", one(g, genOrigins))
 		if g.in(2) && len(h.Upgrade) == 0 && len(h.Path) > 0 {
 			h.Method = []byte("OPTIONS")
-			add("access-control-request-method", one(g, []string{"GET", "PUT"}))
+			add("access-control-request-method", one(g, []string{"GET", "PUT", "POST"}))
 			if g.in(2) {
 				add("access-control-request-headers", one(g, []string{"x-a", "x-a,x-z"}))
 			}

@@ -190,7 +190,11 @@ func (w *world) choose(routes []*model.Route, f *model.Flow, r *httpmsg.Head, sv
 	all := arms(routes)
 	limit := textLimit(all)
 	for _, a := range all {
-		holds, large := a.holds(r, path, query, limit)
+		var ahead *httpmsg.Head // what a preflight asks about, for rules that answer it
+		if e := w.ruleEffects(svc, a.route, &a.route.Rules[a.rule]); e.cors != nil && e.invalid == "" && isPreflight(r) {
+			ahead = r
+		}
+		holds, large := a.holds(r, ahead, path, query, limit)
 		if large {
 			return chosen{large: true}
 		}
@@ -277,7 +281,16 @@ func (w *world) serve(f *model.Flow, r *httpmsg.Head, svc *service, p port, pick
 	if c.large {
 		return refused("too-large", 431)
 	}
-	asked, reason := w.pathPolicy(routes, f, r, svc, &c, path, query)
+	a := w.byRule(routes, f, r, svc, p, &c, path, query, pick)
+	if a.Action == "refuse" && c.effects.cors != nil && !c.refuses() { // a browser may read why (GEP-1767)
+		a.Response = fieldTexts(marked(c.effects.cors, r, nil))
+	}
+	return a
+}
+
+// byRule is serve for a request of which the rule is known.
+func (w *world) byRule(routes []*model.Route, f *model.Flow, r *httpmsg.Head, svc *service, p port, c *chosen, path, query string, pick uint32) Answer {
+	asked, reason := w.pathPolicy(routes, f, r, svc, c, path, query)
 	switch reason {
 	case "path-spelling":
 		return refused(reason, 403)
@@ -306,7 +319,7 @@ func (w *world) serve(f *model.Flow, r *httpmsg.Head, svc *service, p port, pick
 		a.Response = answered(r, e, effects{}, w.chainEdits(svc))
 		return a
 	}
-	return w.forward(a, f, r, svc, p, &c, pick)
+	return w.forward(a, f, r, svc, p, c, pick)
 }
 
 // forward picks a backend (10.4), edits (10.2, 10.7) and selects (5.10).
@@ -669,6 +682,9 @@ func preflight(c *model.CORSFilter, r *httpmsg.Head) (out []string) {
 	}
 	list("access-control-allow-methods", c.Methods, first(r, "access-control-request-method"))
 	list("access-control-allow-headers", c.Headers, first(r, "access-control-request-headers"))
+	if len(c.Expose) > 0 {
+		fields = append(fields, [2]string{"access-control-expose-headers", strings.Join(c.Expose, ",")})
+	}
 	if c.MaxAge > 0 {
 		fields = append(fields, [2]string{"access-control-max-age", strconv.Itoa(int(c.MaxAge.Seconds()))})
 	}

@@ -23,6 +23,7 @@ const (
 	maxText       = 8192    // bytes that an expression is run on, and fewer where
 	maxWork       = 1 << 22 // bytes times the instructions of all expressions of a port would be more
 	maxParameters = 256     // of a query that rules look at
+	maxNames      = 1024    // bytes of a preflight's list of field names
 )
 
 // wants reports whether routes of the kind are about ports of the class.
@@ -327,15 +328,26 @@ func firstOfEach(of []model.ValueMatch) (out []model.ValueMatch) {
 
 // holds reports whether all parts of the match do, for a path without query. large:
 // the parts before do, and the next one would have to look at more than it may.
-func (a arm) holds(r *httpmsg.Head, path, query string, limit int) (holds, large bool) {
+// preflight, where not nil, is the request as one that asks what another one may (Fetch).
+func (a arm) holds(r, preflight *httpmsg.Head, path, query string, limit int) (holds, large bool) {
 	m := a.match
+	var method, names string
+	if preflight != nil {
+		method, names = first(preflight, "access-control-request-method"), first(preflight, "access-control-request-headers")
+	}
 	if len(path) > limit && onPath(m) {
 		return false, true
 	}
-	if !pathHolds(m, path) || !grpcHolds(m.GRPC, path) || m.Method != "" && m.Method != string(r.Method) {
+	if !pathHolds(m, path) || !grpcHolds(m.GRPC, path) || m.Method != "" && m.Method != string(r.Method) && m.Method != method {
 		return false, false
 	}
+	if len(fields(m)) > 0 && len(names) > maxNames {
+		return false, true
+	}
 	for _, v := range fields(m) {
+		if slices.ContainsFunc(strings.Split(names, ","), func(n string) bool { return strings.EqualFold(strings.TrimSpace(n), v.Name) }) {
+			continue
+		}
 		if v.Regex && len(headerText(v.Name, r)) > limit {
 			return false, true
 		}
