@@ -18,7 +18,7 @@ func TestTooLarge(t *testing.T) {
 service shop/cart 10.96.0.1
 pods shop/cart 8080,8081,8082,9090
 local shop/web
-filter shop/no rbac policy=p;ns:shop
+filter shop/no rbac policy=p;ns:none
 filter shop/edit query=set:a:1
 route shop/f cart:8080
 rule match=prefix:/f&hr:x-a=.*1.* use=no

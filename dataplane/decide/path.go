@@ -116,9 +116,9 @@ func hides(path []byte) bool {
 
 // spelling is design 9's path policy for a request at its source: if the path as
 // it is spelled and as it may be read choose different rules, neither may carry
-// policy; and where any rule of the port does, no path has a third reading. self is what no rule means; nil: such a request is refused. walks
+// policy; of one rule, RBAC must judge both alike for the caller, peer; and where any rule of the port does, no path has a third reading. self is what no rule means; nil: such a request is refused. walks
 // names what a refused spelling could walk around.
-func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, r *httpmsg.Head, path, query []byte, t *Trace) (result reading, walks string) {
+func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, peer string, r *httpmsg.Head, path, query []byte, t *Trace) (result reading, walks string) {
 	if !policed(p, self) {
 		return oneReading, ""
 	}
@@ -157,8 +157,11 @@ func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, r *httpmsg.Head,
 		}
 		return refused, policyName(p, chosen, other, self)
 	}
-	// One rule: what its RBAC says does not hang on the path here, where nobody is
-	// verified and no principal holds; the destination compares both (deliver).
+	if chosen != nil && chosen.Pipe != nil { // one rule, whose RBAC may name paths
+		if d := spellingOf(chosen.Pipe.RBAC, peer, r.Method, path, norm, t); d != nil {
+			return refused, d.Name
+		}
+	}
 	return twoReadings, ""
 }
 

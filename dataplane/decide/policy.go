@@ -8,11 +8,12 @@ import (
 )
 
 // denies is the first filter that does not allow a request, or nil (contract 10.7). An audit
-// filter denies nothing; a trace says what it would have done. peer is the verified caller, "" at the source.
+// filter denies nothing; a trace says what it would have done. peer is the verified
+// caller: of the hop at the destination, the pod itself at the source; "": nobody is verified.
 func denies(list []snapshot.RBAC, peer string, method, path []byte, t *Trace) *snapshot.RBAC {
 	for i := range list {
 		f := &list[i]
-		held := holds(f.Policies, peer, method, path)
+		held := holds(f.Policies, peer, f.Deny, method, path)
 		allowed := (held != nil) != f.Deny
 		if t != nil {
 			t.add("%s: %s", f.Name, rbacText(f, held, allowed, peer))
@@ -24,11 +25,12 @@ func denies(list []snapshot.RBAC, peer string, method, path []byte, t *Trace) *s
 	return nil
 }
 
-// holds is the first policy that holds, or nil.
-func holds(list []model.Policy, peer string, method, path []byte) *model.Policy {
+// holds is the first policy that holds, or nil. Of a caller whom nobody knows every
+// policy that denies may be meant, and none that allows.
+func holds(list []model.Policy, peer string, deny bool, method, path []byte) *model.Policy {
 	for i := range list {
 		p := &list[i]
-		if principal(p.Principals, peer) && permitted(p.Permissions, method, path) {
+		if (principal(p.Principals, peer) || deny && peer == "") && permitted(p.Permissions, method, path) {
 			return p
 		}
 	}

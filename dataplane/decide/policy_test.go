@@ -281,7 +281,7 @@ service shop/cart 10.96.0.1
 pods shop/cart 8080,9090
 service shop/all 10.96.0.2
 pods shop/all 8080
-filter shop/no rbac policy=p;ns:shop
+filter shop/no rbac policy=p;ns:none
 filter shop/ask authz
 route shop/cart cart:8080
 rule match=prefix:/admin use=no

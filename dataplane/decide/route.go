@@ -233,7 +233,7 @@ func (q *question) byRule(svc *snapshot.Service, p *snapshot.Port) Verdict {
 		}
 	}
 	if spelled(path) {
-		result, walks := spelling(prog, self, chosen, r, path, query, t)
+		result, walks := spelling(prog, self, chosen, q.caller(), r, path, query, t)
 		switch result {
 		case refused:
 			return Verdict{Action: Refuse, Reason: PathSpelling, Rule: walks, Status: 403, Text: textSpelling}
@@ -253,7 +253,7 @@ func (q *question) byRule(svc *snapshot.Service, p *snapshot.Port) Verdict {
 	}
 	pipe := chosen.Pipe
 	if pipe != nil {
-		if d := denies(pipe.RBAC, "", r.Method, path, t); d != nil {
+		if d := denies(pipe.RBAC, q.callerOf(pipe), r.Method, path, t); d != nil {
 			return Verdict{Action: Refuse, Reason: RBACDenied, Rule: d.Name, Status: 403, Text: textRBAC}
 		}
 		if t != nil && pipe.Authz != nil {
@@ -312,6 +312,23 @@ func (q *question) byRule(svc *snapshot.Service, p *snapshot.Port) Verdict {
 	}
 	v.Set, v.Pinned, v.Pipe, v.Prefix = narrowed, pinned, pipe, prefix
 	return v
+}
+
+// caller is the identity of the pod that asks: the one whose listener took the connection, which
+// is nothing that the pod says (decision 049). "": the pod is not known any more.
+func (q *question) caller() string {
+	if w := q.s.WorkloadOf(q.f); w != nil {
+		return w.SPIFFEID
+	}
+	return ""
+}
+
+// callerOf is caller where the pipe asks for it.
+func (q *question) callerOf(p *snapshot.Pipe) string {
+	if len(p.RBAC) == 0 {
+		return ""
+	}
+	return q.caller()
 }
 
 // answered is what a rule answers by itself; no reason: nothing.

@@ -64,7 +64,7 @@ func ruleText(r *snapshot.Rule) string {
 func rbacText(f *snapshot.RBAC, held *model.Policy, allowed bool, peer string) string {
 	who := peer
 	if who == "" {
-		who = "a caller that is not verified here"
+		who = "a caller that is not known here"
 	}
 	out := "no policy holds for " + who
 	if held != nil {

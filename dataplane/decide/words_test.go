@@ -24,8 +24,8 @@ service shop/cold 10.96.0.3 8080
 catalog shop/cold
 local shop/web
 local shop/cart 8080,9000=tcp cid=in
-filter shop/nobody rbac policy=p;ns:shop
-filter shop/audit rbac audit policy=p;ns:shop
+filter shop/nobody rbac policy=p;ns:none
+filter shop/audit rbac audit policy=p;ns:none
 filter shop/ask authz
 filter shop/in scope=inbound target=cart rbac deny policy=private;ns:shop;path:/private
 route shop/cart cart:8080
@@ -63,10 +63,10 @@ rule to=pay/cart:9090
 		{"shop/web > 10.96.0.1:8080 | GET cart/q?x=1", false, []string{"HTTPFilter shop/ask: the authorization service is asked"}},
 		{"shop/web > 10.96.0.1:8080 | GET cart/f h:version=1", false, []string{`HTTPRoute shop/cart rule 3 match 1: field version is not like "v[0-9]"`}},
 		{"shop/web > 10.96.0.1:8080 | GET cart/f h:version=v1", false, []string{
-			"HTTPFilter shop/audit: no policy holds for a caller that is not verified here: it denies, were it not for audit only",
+			"HTTPFilter shop/audit: no policy holds for spiffe://td/ns/shop/sa/web: it denies, were it not for audit only",
 		}},
 		{"shop/web > 10.96.0.1:8080 | GET cart/admin", false, []string{
-			"HTTPFilter shop/nobody: no policy holds for a caller that is not verified here: it denies",
+			"HTTPFilter shop/nobody: no policy holds for spiffe://td/ns/shop/sa/web: it denies",
 		}},
 		{"shop/web > 10.96.0.1:8080 | GET cart//admin", false, []string{
 			`path "//admin" may be read as "/admin": which rule is that?`,

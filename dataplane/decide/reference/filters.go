@@ -412,14 +412,13 @@ func corsValid(c *model.CORSFilter) bool {
 	return true
 }
 
-// denied is RBAC (10.7): every filter must allow. peer is empty on the source side,
-// where nobody is verified.
+// denied is RBAC (10.7): every filter must allow. peer is empty where nobody is verified.
 func denied(filters []rbac, peer, method, path string) bool {
 	for _, f := range filters {
 		if f.Audit {
 			continue
 		}
-		some := slices.ContainsFunc(f.Policies, func(p model.Policy) bool { return policyHolds(p, peer, method, path) })
+		some := slices.ContainsFunc(f.Policies, func(p model.Policy) bool { return policyHolds(p, peer, f.Deny, method, path) })
 		if some == f.Deny {
 			return true
 		}
@@ -427,9 +426,10 @@ func denied(filters []rbac, peer, method, path string) bool {
 	return false
 }
 
-// policyHolds: some principal does, and some permission, if there are any.
-func policyHolds(p model.Policy, peer, method, path string) bool {
-	return slices.ContainsFunc(p.Principals, func(x model.Principal) bool { return principalHolds(x, peer) }) &&
+// policyHolds: some principal does, and some permission, if there are any. A caller whom
+// nobody knows may be anybody who is denied.
+func policyHolds(p model.Policy, peer string, deny bool, method, path string) bool {
+	return slices.ContainsFunc(p.Principals, func(x model.Principal) bool { return principalHolds(x, peer) || deny && peer == "" }) &&
 		(len(p.Permissions) == 0 || slices.ContainsFunc(p.Permissions, func(x model.Permission) bool {
 			if x.Method != "" {
 				return x.Method == method

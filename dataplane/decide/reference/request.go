@@ -233,6 +233,14 @@ func (w *world) guards(routes []*model.Route, svc *service) bool {
 	return self.policy()
 }
 
+// caller is who asks, at the source: the pod's own identity (decision 049).
+func (w *world) caller(f *model.Flow) string {
+	if p := w.workload(f); p != nil {
+		return p.SPIFFEID
+	}
+	return ""
+}
+
 // pathPolicy is design 9: where two spellings of a path pick different rules of
 // which one carries policy, or policy judges them differently, or which climbs where
 // there is policy at all, the request is denied. asked is the other spelling where the
@@ -257,7 +265,7 @@ func (w *world) pathPolicy(routes []*model.Route, f *model.Flow, r *httpmsg.Head
 		return "", "path-spelling"
 	}
 	m := string(r.Method)
-	if denied(a.effects.rbac, "", m, path) != denied(a.effects.rbac, "", m, plain) {
+	if denied(a.effects.rbac, w.caller(f), m, path) != denied(a.effects.rbac, w.caller(f), m, plain) {
 		return "", "path-spelling"
 	}
 	if a.effects.authz != "" && plain != path {
@@ -304,7 +312,7 @@ func (w *world) byRule(routes []*model.Route, f *model.Flow, r *httpmsg.Head, sv
 	if c.refuses() {
 		return refused("invalid-backend", 500)
 	}
-	if denied(e.rbac, "", string(r.Method), path) {
+	if denied(e.rbac, w.caller(f), string(r.Method), path) {
 		return refused("rbac-denied", 403)
 	}
 	a := Answer{Authz: e.authz, AuthzPath: asked}
