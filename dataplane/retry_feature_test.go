@@ -302,6 +302,9 @@ rule name=500s match=prefix:/500s retry=500,502;attempts=1
 rule name=503s match=prefix:/503s retry=503;attempts=4
 rule name=429s match=prefix:/429s retry=429;attempts=2;backoff=30ms
 rule name=504s match=prefix:/504s retry=504;attempts=1 attempt=150ms
+rule name=tries match=prefix:/tries retry=any;attempts=2 attempt=150ms
+rule name=none match=prefix:/none retry=any;attempts=0 attempt=150ms
+rule name=500only match=prefix:/500only retry=500;attempts=1 attempt=150ms
 rule name=try match=prefix:/try attempt=150ms
 rule name=whole match=prefix:/whole timeout=150ms
 rule name=patient match=prefix:/patient timeout=150ms retry=503;attempts=9;backoff=1h
@@ -358,6 +361,15 @@ rule name=patient match=prefix:/patient timeout=150ms retry=503;attempts=9;backo
 		{"cart", "GET", "/504s/", 0, "hang 200", 200, 2, nil, ""},
 		{"cart", "GET", "/504s/", 0, "hang hang 200", 504, 2, nil, "timeouts.backendRequest (150ms)"},
 		{"cart", "GET", "/try/", 0, "hang", 504, 1, nil, "timeouts.backendRequest (150ms)"},
+		// A try that ran out, of a rule that has a retry: what may be repeated is.
+		{"cart", "GET", "/tries/", 0, "hang hang 200", 200, 3, nil, ""},
+		{"cart", "PUT", "/tries/", 100, "hang 200", 200, 2, nil, ""},
+		{"cart", "GET", "/tries/", 0, "hang hang hang 200", 504, 3, nil, "timeouts.backendRequest (150ms)"},
+		{"cart", "POST", "/tries/", 100, "hang", 504, 1, nil, "timeouts.backendRequest (150ms)"},
+		{"cart", "GET", "/none/", 0, "hang", 504, 1, nil, "timeouts.backendRequest (150ms)"},
+		{"cart", "GET", "/500only/", 0, "hang 200", 200, 2, nil, ""},
+		{"cart", "POST", "/500only/", 100, "hang", 504, 1, nil, "timeouts.backendRequest (150ms)"},
+		{"cart", "POST", "/504s/", 100, "hang 200", 200, 2, nil, ""},
 		{"cart", "POST", "/whole/", 100, "hang", 504, 1, nil, "timeouts.request (150ms)"},
 		{"cart", "POST", "/whole/", 100, "hang", 200, 1, []string{"Content-Type", "application/grpc"}, "Grpc-Status: 4"},
 		{"cart", "GET", "/patient/", 0, "503", 504, 1, nil, "timeouts.request"},

@@ -22,14 +22,15 @@ const (
 
 // maxPrograms bounds the instructions of all regular expressions in force on one
 // port for one group of callers: each may be run for one request.
-const maxPrograms = 16384
+const maxPrograms = 4096
 
 // maxText is the most bytes that an expression is run on, and maxWork bounds the
-// whole of a request: bytes times the instructions of all expressions. Above some
-// 500 instructions the text becomes shorter.
+// whole of a request: bytes times the instructions of all expressions. Above 32
+// instructions the text becomes shorter, down to 64 bytes at maxPrograms. A request is decided in
+// one piece on a loop that others wait for, and each step may take 8 ns.
 const (
 	maxText = 8 << 10
-	maxWork = 4 << 20
+	maxWork = 256 << 10
 )
 
 // maxConditions bounds the fields, and the parameters, of one match; it is the

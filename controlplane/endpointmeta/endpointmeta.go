@@ -76,7 +76,7 @@ type Error struct {
 }
 
 func (e Error) Error() string {
-	return fmt.Sprintf("pod %s: annotation %s: %q: %s", e.Pod, e.Key, e.Value, e.Reason)
+	return fmt.Sprintf("pod %s: annotation %s: %.256q: %s", e.Pod, e.Key, e.Value, e.Reason)
 }
 
 // Errors are all the annotations of one pod that keep it from being served,
@@ -202,6 +202,7 @@ func (p *parser) ports(m *Meta) {
 	}
 
 	set, udp := map[uint16]model.Port{}, map[uint16]bool{}
+	n, beyond := 1, 0 // ports so far, the default one included; entries that are left out
 	for _, entry := range strings.Split(p.ann[KeyPorts], ",") {
 		entry = strings.TrimSpace(entry)
 		if entry == "" {
@@ -209,13 +210,13 @@ func (p *parser) ports(m *Meta) {
 		}
 		num, suffix, said := strings.Cut(entry, "=")
 		num, suffix = strings.TrimSpace(num), strings.TrimSpace(suffix)
-		n, err := strconv.ParseUint(num, 10, 16)
+		number, err := strconv.ParseUint(num, 10, 16)
 		if err != nil {
 			p.fail(KeyPorts, "entry %q: %s: write <port> or <port>=<h1|h2|tcp|udp>, the port a number from 0 to 65535",
 				entry, whyNumber(num, err))
 			continue
 		}
-		port := model.Port{Number: uint16(n), Class: class}
+		port := model.Port{Number: uint16(number), Class: class}
 		if said {
 			if port.Class, port.App = suffixClass(suffix); port.Class == model.ClassNone {
 				p.fail(KeyPorts, "entry %q: %s", entry, badSuffix(suffix))
@@ -226,11 +227,21 @@ func (p *parser) ports(m *Meta) {
 			p.fail(KeyPorts, "entry %q: %s", entry, reserved(port.Number))
 			continue
 		}
+		if _, there := set[port.Number]; !there && !udp[port.Number] && port.Number != m.DefaultPort {
+			if n == model.MaxPorts {
+				beyond++
+				continue
+			}
+			n++
+		}
 		if port.Class == model.UDP { // another transport, another port
 			udp[port.Number] = true
 			continue
 		}
 		set[port.Number] = port // same port twice: the later entry wins (contract 1.3)
+	}
+	if beyond > 0 {
+		p.note(KeyPorts, "more than %d ports (the default port counts): the first are served, and the last %d entries are not; declare those that are called", model.MaxPorts, beyond)
 	}
 	for n := range udp {
 		if port, both := set[n]; both {

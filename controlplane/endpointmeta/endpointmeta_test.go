@@ -266,3 +266,34 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestPortsAreBounded: the first ports of a pod are served, its default port always, and those beyond are told by number.
+func TestPortsAreBounded(t *testing.T) {
+	list := func(n int) string {
+		var out []string
+		for i := range n {
+			out = append(out, fmt.Sprint(20000+i), fmt.Sprintf("%d=udp", 20000+i)) // one port, two transports
+		}
+		return strings.Join(out, ",")
+	}
+	for _, tt := range []struct{ declared, served, beyond int }{
+		{1, 2, 0}, {model.MaxPorts - 1, model.MaxPorts, 0}, {model.MaxPorts, model.MaxPorts, 2}, {43000, model.MaxPorts, 2 * (43000 - model.MaxPorts + 1)},
+	} {
+		m, err := Parse("shop", "cart-1", map[string]string{KeyPorts: list(tt.declared)})
+		if len(m.Ports) != tt.served || !slices.ContainsFunc(m.Ports, func(p model.Port) bool { return p.Number == model.DefaultPort }) {
+			t.Errorf("%d declared: %d served, want %d with the default port", tt.declared, len(m.Ports), tt.served)
+		}
+		for _, p := range m.Ports {
+			if p.Number != model.DefaultPort && (int(p.Number) >= 20000+tt.served-1 || !p.AlsoUDP) {
+				t.Errorf("%d declared: port %+v is served", tt.declared, p)
+			}
+		}
+		told := ""
+		if len(m.Notes) > 0 {
+			told = m.Notes[0].Error()
+		}
+		if is := strings.Contains(told, fmt.Sprintf("the last %d entries are not", tt.beyond)); err != nil || is != (tt.beyond > 0) || len(told) > 700 {
+			t.Errorf("%d declared: %v, %.700s", tt.declared, err, told)
+		}
+	}
+}

@@ -73,6 +73,8 @@ func RowFault(e *registrypb.ServiceEndpoint) (Fault, string) {
 		return NoCluster, "cluster_name is empty"
 	case len(e.GetPorts()) == 0:
 		return NoPorts, "it declares no port: whoever wrote it is older than per-port classes"
+	case len(e.GetPorts()) > model.MaxPorts || len(e.GetPortProtocols()) > model.MaxPorts || len(e.GetUdpPorts()) > model.MaxPorts:
+		return BadPort, fmt.Sprintf("it declares more than %d ports: declare those that are called", model.MaxPorts)
 	case e.GetPort() > 65535:
 		return BadPort, fmt.Sprintf("port %d is no port", e.GetPort())
 	}

@@ -33,6 +33,12 @@ func TestRowFault(t *testing.T) {
 		{"ip has a zone", func(e *registrypb.ServiceEndpoint) { e.Ip = "fe80::1%eth0" }, BadAddress, `ip "fe80::1%eth0"`},
 		{"ip is IPv6", func(e *registrypb.ServiceEndpoint) { e.Ip = "fd00::7" }, NoFault, ""},
 		{"cluster_name empty", func(e *registrypb.ServiceEndpoint) { e.ClusterName = "" }, NoCluster, "cluster_name"},
+		{"more ports than a pod may have", func(e *registrypb.ServiceEndpoint) {
+			for p := range uint32(model.MaxPorts) {
+				e.Ports = append(e.Ports, 20000+p)
+				e.PortProtocols[20000+p] = 1
+			}
+		}, BadPort, "more than 256 ports"},
 		{"port above 65535", func(e *registrypb.ServiceEndpoint) { e.Port = 65536 }, BadPort, "port 65536"},
 		{"port 65535", func(e *registrypb.ServiceEndpoint) { e.Port = 65535 }, NoFault, ""},
 		{"port 0", func(e *registrypb.ServiceEndpoint) { e.Port = 0 }, NoFault, ""},

@@ -1,6 +1,7 @@
 package decide_test
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"testing"
@@ -199,4 +200,33 @@ func cpuTime(tb testing.TB) int64 {
 		tb.Fatal(err)
 	}
 	return t.Nano()
+}
+
+// BenchmarkExpressions is the longest that the expressions of a port keep a loop: as much text as they
+// are run on, of a form that none of them matches and that no prefix tells.
+func BenchmarkExpressions(b *testing.B) {
+	for _, n := range []int{1, 2, 4, 8, 16, 32} {
+		m := modeltest.Mesh(b, "service shop/cart 10.96.0.1\npods shop/cart 8080\nlocal shop/web\nroute shop/r cart:8080\nrule name=re")
+		for i := range n {
+			m.Routes[0].Rules[0].Matches = append(m.Routes[0].Rules[0].Matches,
+				model.Match{PathKind: model.PathRegex, Path: fmt.Sprintf("/(?:.?.?.?){%d}(?:.*.*.*)*%d", (4096/n-60)/6, i)})
+		}
+		s, problems := compile.Compile(m)
+		if len(problems) > 0 {
+			b.Fatal(problems)
+		}
+		most := s.Service(model.ServiceName{Namespace: "shop", Name: "cart"}).Port(8080).Program.MaxText
+		f, err := model.ParseFlow("shop/web > 10.96.0.1:8080 http1")
+		if err != nil {
+			b.Fatal(err)
+		}
+		h := httpmsg.Head{Method: []byte("GET"), Scheme: []byte("http"), Authority: []byte("cart"), Path: append([]byte("/"), bytes.Repeat([]byte("a"), most-1)...), Minor: 1}
+		b.Run(fmt.Sprintf("%d of %d bytes", n, most), func(b *testing.B) {
+			for b.Loop() {
+				if v := decide.Route(s, &f, &h, 0, nil); v.Reason != decide.DeclaredHTTP {
+					b.Fatal(v)
+				}
+			}
+		})
+	}
 }

@@ -22,7 +22,7 @@ const (
 	textNoRule       = "routes are attached to this port and none of their rules matches the request; see the matches of the HTTPRoutes and GRPCRoutes whose parentRefs name the service\n"
 	textRBAC         = "RBAC: access denied\n"
 	textSpelling     = "the path is spelled so that an application could read another path than policy was asked about, or leads upwards where policy is in force; send the plain path: no escapes where none are needed, no \"//\", no \".\" or \"..\" elements, no backslashes, no \";\"\n"
-	textTooLarge     = "the request is too large for the rules of this port: an expression is run on at most 8192 bytes of a path, a field or a query value, and conditions and changes of the query look at at most 256 parameters; send less\n"
+	textTooLarge     = "the request is too large for the rules of this port: an expression is run on at most 8192 bytes of a path, a field or a query value, and on fewer where the port's expressions are large; and conditions and changes of the query look at at most 256 parameters; send less\n"
 	textRedirect     = "see the location field\n"
 	textSelected     = "no healthy endpoint of the destination is what x-aether-ip, x-aether-pod, x-aether-subset-* or a service's own selecting field ask for; leave them out to be balanced over all\n"
 	textAwait        = "the service is known, and where its pods are is not yet; try again shortly\n"

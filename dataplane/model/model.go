@@ -27,6 +27,9 @@ const (
 	DefaultUDSDir = "/run/aether/uds"
 )
 
+// MaxPorts bounds the ports of a pod: each is worked out on every node that needs its service.
+const MaxPorts = 256
+
 // ReservedPort reports whether p can never be an application port: the mesh spells its own by it (DialledPort),
 // or its listener in each pod has it, and a destination that leads there comes back to the proxy (decision 043).
 func ReservedPort(p uint16) bool { return DialledPort(p) || p == PortCapture || p == PortMesh }

@@ -270,14 +270,15 @@ func (t *wholeLimit) Fail(error) { (*reqState)(t).fault() }
 // tryLimit is a request as the task of timeouts.backendRequest.
 type tryLimit reqState
 
-// Run is reactor.Task. A timeout is tried again only if the rule says so by naming 504.
+// Run is reactor.Task. What ran out is tried again where the rule has a retry and the method may be
+// repeated (GEP-1731, decision 013), or where it names 504, for every method.
 func (t *tryLimit) Run() {
 	rq := (*reqState)(t)
 	x, c := rq.x, rq.conn()
 	if !x.Answered() {
 		c.st.failed(x, rq, exchange.Timeout)
 	}
-	if !x.Answered() && rq.names(504) && c.o.again(x, c, rq, false) {
+	if !x.Answered() && (rq.names(504) || rq.retry() != nil && x.Idempotent()) && c.o.again(x, c, rq, false) {
 		return
 	}
 	c.o.timedOut(x, rq, causeTryTimeout, "timeouts.backendRequest", rq.v.Matched, rq.v.Matched.Timeouts.Backend)

@@ -477,6 +477,7 @@ var notBounds = map[string]string{
 	"dataplane/http2.maxWindow":            "the protocol's (RFC 9113 6.9.1)",
 	"dataplane/http2.maxStreamID":          "the protocol's (RFC 9113 5.1.1)",
 	"dataplane/hpack.huffMax":              "of the code (RFC 7541 Appendix B)",
+	"controlplane/gamma.defaultMaxAge":     "the Gateway API's default",
 	"sniff.maxFragment":                    "the protocol's (RFC 8446 5.1)",
 	"sniff.maxDatagram":                    "the protocol's (RFC 768)",
 	"sniff.maxCID":                         "the protocol's (RFC 9000 17.2)",

@@ -21,7 +21,7 @@ const (
 	maxArms     = 1024
 
 	maxText       = 8192    // bytes that an expression is run on, and fewer where
-	maxWork       = 1 << 22 // bytes times the instructions of all expressions of a port would be more
+	maxWork       = 1 << 18 // bytes times the instructions of all expressions of a port would be more
 	maxParameters = 256     // of a query that rules look at
 	maxNames      = 1024    // bytes of a preflight's list of field names
 )

@@ -149,11 +149,14 @@ func match(v string) (m model.Match, err error) {
 	return m, nil
 }
 
-// retry: statuses joined by commas, then any of ;attempts=3 ;backoff=100ms.
+// retry: statuses joined by commas, or "any" for none named, then any of ;attempts=3 ;backoff=100ms.
 func retry(v string) (*model.Retry, error) {
 	codes, rest, _ := strings.Cut(v, ";")
 	out := &model.Retry{}
 	for c := range strings.SplitSeq(codes, ",") {
+		if codes == "any" {
+			break
+		}
 		n, err := number(c)
 		if err != nil {
 			return nil, err
