@@ -118,7 +118,7 @@ func TestRawTCPIsNoWayAroundAFilter(t *testing.T) {
 // and nothing else into anything.
 func TestInvalidNeverWidens(t *testing.T) {
 	refused := 0
-	each(t, 8, func(t *testing.T, m *model.Mesh, s *snapshot.Snapshot, r *rand.Rand) {
+	each(t, 16, func(t *testing.T, m *model.Mesh, s *snapshot.Snapshot, r *rand.Rand) {
 		n := *m
 		what := spoil(&n, r)
 		if what == "" {

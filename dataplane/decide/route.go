@@ -20,6 +20,7 @@ const (
 	textNoCaller     = "caller-namespace-unknown: a name without a namespace means one of the caller's namespace, and this connection carries none; report it, and use the full name meanwhile\n"
 	textNoSuchName   = "no mesh service has this name; to reach it outside the mesh, dial it directly\n"
 	textNoRule       = "routes are attached to this port and none of their rules matches the request; see the matches of the HTTPRoutes and GRPCRoutes whose parentRefs name the service\n"
+	textNoBackend    = "the rule has no backendRefs: name the service, or another one, where the request is to go\n"
 	textRBAC         = "RBAC: access denied\n"
 	textSpelling     = "the path is spelled so that an application could read another path than policy was asked about, or leads upwards where policy is in force; send the plain path: no escapes where none are needed, no \"//\", no \".\" or \"..\" elements, no backslashes, no \";\"\n"
 	textTooLarge     = "the request is too large for the rules of this port: an expression is run on at most 8192 bytes of a path, a field or a query value, and on fewer where the port's expressions are large; and conditions and changes of the query look at at most 256 parameters; send less\n"
@@ -264,6 +265,12 @@ func (q *question) byRule(svc *snapshot.Service, p *snapshot.Port) Verdict {
 			v.Backend, v.Pipe, v.Prefix = nil, pipe, prefix
 			return v
 		}
+	}
+	if v.Matched != nil && len(chosen.Backends) == 0 && prog.Strict {
+		if t != nil {
+			t.add("the rule has no backendRefs, and with routes attached that is a 500 (routeSemantics GatewayAPI)")
+		}
+		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: v.Rule, Status: 500, Text: textNoBackend}
 	}
 	if len(chosen.Backends) > 0 {
 		if chosen.WeightSum == 0 { // nobody may have it, and nothing is wrong with the rule

@@ -343,6 +343,9 @@ func (w *world) forward(a Answer, f *model.Flow, r *httpmsg.Head, svc *service, 
 		a.Timeouts, a.Retry, a.Persistence = ruleTexts(rule)
 	}
 	var extra effects
+	if rule != nil && len(rule.Backends) == 0 && w.m.Semantics == model.GatewayAPI { // decision 058
+		return refused("invalid-backend", 500)
+	}
 	if rule != nil && len(rule.Backends) > 0 {
 		var all []weighted
 		for _, ref := range rule.Backends {
