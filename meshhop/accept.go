@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"time"
 
 	"aether/mtls"
@@ -62,13 +63,16 @@ func (a *Acceptor) Accept(ctx context.Context, l *Local, conn *net.TCPConn) (*In
 func (a *Acceptor) accept(ctx context.Context, l *Local, conn *net.TCPConn) (*Inbound, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(a.Handshake, DefaultHandshake))
 	defer cancel()
-	leave, err := a.Limit.Enter(ctx, l.Pod)
+	turn, err := a.Limit.Enter(ctx, l.Pod, peerOf(conn))
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
-	stream := record.Server(conn, l.TLS, a.Maker)
+	defer turn.Leave()
+	stream := record.Server(turn.wrap(conn), l.TLS, a.Maker)
 	if err := stream.Handshake(ctx); err != nil {
+		if turn.wasLost() {
+			return nil, &Busy{Pod: l.Pod, Lost: true}
+		}
 		return nil, err
 	}
 	cs := stream.State()
@@ -85,6 +89,15 @@ func (a *Acceptor) accept(ctx context.Context, l *Local, conn *net.TCPConn) (*In
 		Local: l, Conn: conn, SNI: cs.ServerName, Port: port, ALPN: cs.NegotiatedProtocol,
 		Caller: caller, Peer: peer, XFCC: mtls.XFCC(l.ID, peer), NotAfter: chainEnd(&cs), stream: stream,
 	}, nil
+}
+
+// peerOf is the address of who connected; invalid: he is gone.
+func peerOf(conn *net.TCPConn) netip.Addr {
+	a, ok := conn.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	return a.AddrPort().Addr().Unmap()
 }
 
 // What a refused caller may still send before its connection is closed.

@@ -2,9 +2,11 @@ package meshhop
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,8 +16,8 @@ import (
 	"aether/mtls/record"
 )
 
-// TestHandshakesAreBounded: unless a configuration says otherwise, a pod has 64 handshakes at once and the node 256; 1,024
-// wait, a quarter of them one pod's, and all others fail at once.
+// TestHandshakesAreBounded: unless a configuration says otherwise, a pod has 128 handshakes at once and the node 512, each
+// pod eight whatever the others have; 1,024 wait, a quarter of them one pod's, and all others fail at once.
 func TestHandshakesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLimiter(LimiterConfig{})
@@ -23,27 +25,100 @@ func TestHandshakesAreBounded(t *testing.T) {
 		var wg sync.WaitGroup
 		defer wg.Wait()
 		defer cancel()
-		for i, want := range []struct{ in, wait int32 }{{64, 256}, {64, 256}, {64, 256}, {64, 256}, {0, 0}} {
-			const tries = 400
-			var in, full atomic.Int32
+		type pod struct{ in, full atomic.Int32 }
+		var pods []*pod
+		const tries = 500
+		for i := range 5 {
+			p := &pod{}
+			pods = append(pods, p)
 			for range tries {
 				wg.Go(func() {
-					leave, err := l.Enter(ctx, fmt.Sprint(i))
+					turn, err := l.Enter(ctx, fmt.Sprint(i), netip.Addr{})
 					switch {
 					case err == nil:
-						in.Add(1)
+						p.in.Add(1)
 						<-ctx.Done()
-						leave()
+						turn.Leave()
 					case isBusy(err, true):
-						full.Add(1)
+						p.full.Add(1)
 					case !isBusy(err, false):
 						t.Error(err)
 					}
 				})
 			}
 			synctest.Wait()
-			if got := tries - in.Load() - full.Load(); in.Load() != want.in || got != want.wait {
-				t.Errorf("pod %d: %d handshakes and %d that wait, want %+v", i, in.Load(), got, want)
+		}
+		waiting := int32(0)
+		for i, p := range pods {
+			want := int32(128)
+			if i == 4 {
+				want = 8
+			}
+			wait := tries - p.in.Load() - p.full.Load()
+			if p.in.Load() != want || wait > 256 || wait < 200 {
+				t.Errorf("pod %d: %d handshakes and %d that wait, want %d and a quarter of the queue, or a fifth", i, p.in.Load(), wait, want)
+			}
+			waiting += wait
+		}
+		if waiting != 1024 {
+			t.Errorf("%d wait, want 1024", waiting)
+		}
+	})
+}
+
+// TestSilentPeerLosesItsTurn: a peer that is waited for keeps its turn until somebody else waits for it, and a second; then
+// the oldest of who has most loses it.
+func TestSilentPeerLosesItsTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLimiter(LimiterConfig{Node: 4, Pod: 4, Queue: 8})
+		const few, much = "10.0.0.1", "10.0.0.2"
+		var turns []*Turn
+		for i, from := range []string{few, much, much, much} {
+			turn, err := l.Enter(t.Context(), "a", netip.MustParseAddr(from))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer turn.Leave()
+			ours, theirs := net.Pipe()
+			defer theirs.Close()
+			defer ours.Close()
+			turns = append(turns, turn)
+			if i == 1 {
+				continue // it works, and is waited for by nobody
+			}
+			done := make(chan error, 1)
+			go func() {
+				_, err := turn.wrap(ours).Read(make([]byte, 1))
+				done <- err
+			}()
+			synctest.Wait()
+			if i == 2 { // the oldest of who has most
+				defer func() {
+					if err := <-done; !errors.Is(err, os.ErrDeadlineExceeded) {
+						t.Errorf("its read: %v", err)
+					}
+				}()
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(time.Hour)
+		for i, turn := range turns {
+			if turn.wasLost() {
+				t.Errorf("nobody waits, and %d lost its turn", i)
+			}
+		}
+		start := time.Now()
+		turn, err := l.Enter(t.Context(), "a", netip.MustParseAddr(few))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer turn.Leave()
+		if took := time.Since(start); took != 0 {
+			t.Errorf("it waited %v, and others were silent for an hour", took)
+		}
+		for i, want := range []bool{false, false, true, false} {
+			if turns[i].wasLost() != want {
+				t.Errorf("turn %d lost: %v", i, !want)
 			}
 		}
 	})
@@ -84,14 +159,16 @@ func TestTimesAreBounded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				full := NewLimiter(LimiterConfig{Node: 1})
-				leave, err := full.Enter(t.Context(), "another")
-				if err != nil {
-					t.Fatal(err)
+				full := NewLimiter(LimiterConfig{Pod: 1})
+				for _, pod := range []string{"web-1", "cart-1"} {
+					turn, err := full.Enter(t.Context(), pod, netip.Addr{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer turn.Leave()
 				}
-				defer leave()
 				start := time.Now()
-				err = tt.run(t.Context(), full)
+				err := tt.run(t.Context(), full)
 				if took := time.Since(start); err == nil || took != tt.want {
 					t.Errorf("%v after %v, want %v", err, took, tt.want)
 				}

@@ -75,15 +75,18 @@ func (d *Dialer) Dial(ctx context.Context, k Key) (*Session, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(d.Handshake, DefaultHandshake))
 	defer cancel()
-	leave, err := d.Limit.Enter(ctx, k.Pod)
+	turn, err := d.Limit.Enter(ctx, k.Pod, k.Endpoint.Addr())
 	if err != nil {
 		conn.Close()
 		return fail(err)
 	}
-	defer leave()
-	stream := record.Client(conn, mtls.ClientConfig(c), d.Maker)
+	defer turn.Leave()
+	stream := record.Client(turn.wrap(conn), mtls.ClientConfig(c), d.Maker)
 	if err := stream.Handshake(ctx); err != nil {
 		conn.Close()
+		if turn.wasLost() {
+			err = &Busy{Pod: k.Pod, Lost: true}
+		}
 		return fail(err)
 	}
 	cs := stream.State()

@@ -59,11 +59,11 @@ func (d *Dialer) meet(ctx context.Context, k Key, l *Local) (*Met, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(d.Handshake, DefaultHandshake))
 	defer cancel()
-	leave, err := d.Limit.Enter(ctx, k.Pod)
+	turn, err := d.Limit.Enter(ctx, k.Pod, k.Endpoint.Addr())
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer turn.Leave()
 	m := &Met{Key: k, dialer: d, local: l, svid: svid, hello: &tls.ClientHelloInfo{ServerName: k.SNI}}
 	if m.served, err = l.TLS.GetConfigForClient(m.hello); err != nil {
 		return nil, &Declined{err}

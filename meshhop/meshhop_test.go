@@ -4,12 +4,17 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"aether/mtls"
@@ -330,85 +335,216 @@ func TestAcceptFails(t *testing.T) {
 	}
 }
 
-func TestLimiter(t *testing.T) {
-	l := NewLimiter(LimiterConfig{Node: 3, Pod: 2, Queue: 2})
-	ctx := t.Context()
-	gone, cancel := context.WithCancel(ctx)
-	cancel()
-	enter := func(ctx context.Context, pod string) func() {
-		t.Helper()
-		leave, err := l.Enter(ctx, pod)
+// line is handshakes that take turns of a Limiter, in a synctest bubble. A handshake is
+// "<pod>/<last number of the peer's address>".
+type line struct {
+	t     *testing.T
+	l     *Limiter
+	mu    sync.Mutex
+	turns map[string][]*Turn
+	came  []string // since the last call of news: who has got a turn, or "full <who>"
+}
+
+// enter has n handshakes come, one after the other, and tells what came of all there are.
+func (r *line) enter(ctx context.Context, n int, who string) {
+	pod, peer, _ := strings.Cut(who, "/")
+	for range n {
+		go func() {
+			turn, err := r.l.Enter(ctx, pod, netip.MustParseAddr("10.0.0."+peer))
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			switch {
+			case err == nil:
+				r.turns[who] = append(r.turns[who], turn)
+				r.came = append(r.came, who)
+			case isBusy(err, true):
+				r.came = append(r.came, "full "+who)
+			case !isBusy(err, false):
+				r.t.Error(err)
+			}
+		}()
+		synctest.Wait()
+	}
+}
+
+// leave ends one handshake.
+func (r *line) leave(who string) {
+	r.mu.Lock()
+	turn := r.turns[who][0]
+	r.turns[who] = r.turns[who][1:]
+	r.mu.Unlock()
+	turn.Leave()
+	synctest.Wait()
+}
+
+func (r *line) news(want ...string) {
+	r.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.Equal(r.came, want) {
+		r.t.Errorf("%q, want %q", r.came, want)
+	}
+	r.came = nil
+}
+
+// TestTurnsAreFair: who comes next is of the pod with the fewest turns, and there of the peer with the fewest; a few turns are each
+// pod's own; a full queue gives up who came last of whoever has most in it.
+func TestTurnsAreFair(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cfg LimiterConfig
+		run func(t *testing.T, r *line)
+	}{
+		"the pod with the fewest": {LimiterConfig{Node: 20, Pod: 20}, func(t *testing.T, r *line) {
+			r.enter(t.Context(), 12, "greedy/1")
+			r.enter(t.Context(), 8, "modest/1")
+			r.came = nil
+			r.enter(t.Context(), 1, "greedy/1")
+			r.enter(t.Context(), 1, "modest/1")
+			r.news()
+			r.leave("greedy/1")
+			r.news("modest/1")
+			r.leave("greedy/1")
+			r.news("greedy/1")
+		}},
+		"of it the peer with the fewest": {LimiterConfig{Node: 20, Pod: 3}, func(t *testing.T, r *line) {
+			r.enter(t.Context(), 3, "pod/1")
+			r.enter(t.Context(), 2, "pod/1")
+			r.enter(t.Context(), 1, "pod/2")
+			r.news("pod/1", "pod/1", "pod/1")
+			r.leave("pod/1")
+			r.news("pod/2")
+			r.leave("pod/2")
+			r.news("pod/1")
+		}},
+		"some are each pod's own": {LimiterConfig{Node: 1, Pod: 20}, func(t *testing.T, r *line) {
+			r.enter(t.Context(), 20, "greedy/1")
+			if r.came = nil; len(r.turns["greedy/1"]) != podOwn {
+				t.Errorf("%d turns, want its own", len(r.turns["greedy/1"]))
+			}
+			r.enter(t.Context(), podOwn+1, "innocent/1")
+			r.came = nil
+			if n := len(r.turns["innocent/1"]); n != podOwn {
+				t.Errorf("%d turns, want its own", n)
+			}
+		}},
+		"a pod's part of the queue": {LimiterConfig{Node: 20, Pod: 1, Queue: 4 * podQueue}, func(t *testing.T, r *line) {
+			r.enter(t.Context(), 1+4+1, "pod/1")
+			r.news("pod/1", "full pod/1")
+			r.enter(t.Context(), 1, "pod/2")
+			r.news("full pod/1")
+			r.enter(t.Context(), 1, "other/1")
+			r.news("other/1")
+			r.leave("pod/1")
+			r.news("pod/1")
+		}},
+		"the whole queue": {LimiterConfig{Node: 20, Pod: 1, Queue: 4 * podQueue}, func(t *testing.T, r *line) {
+			for _, pod := range []string{"a", "b", "c", "d"} {
+				r.enter(t.Context(), 1+4, pod+"/1")
+			}
+			r.enter(t.Context(), 1, "e/1")
+			r.came = nil
+			r.enter(t.Context(), 1, "e/1")
+			if len(r.came) != 1 || r.came[0] == "full e/1" || !strings.HasPrefix(r.came[0], "full ") {
+				t.Errorf("%q, want one of the others to be given up", r.came)
+			}
+			r.came = nil
+		}},
+		"who gives up": {LimiterConfig{Node: 20, Pod: 1}, func(t *testing.T, r *line) {
+			gone, cancel := context.WithCancel(t.Context())
+			r.enter(gone, 2, "pod/1")
+			r.news("pod/1")
+			cancel()
+			synctest.Wait()
+			r.news()
+			r.leave("pod/1")
+			r.enter(t.Context(), 1, "pod/1")
+			r.news("pod/1")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := &line{t: t, l: NewLimiter(tt.cfg), turns: map[string][]*Turn{}}
+				tt.run(t, r)
+				for len(r.turns) > 0 { // and nothing is left over
+					for who := range r.turns {
+						if len(r.turns[who]) == 0 {
+							delete(r.turns, who)
+							continue
+						}
+						r.leave(who)
+					}
+				}
+				if len(r.l.pods)+r.l.open+r.l.waiting != 0 {
+					t.Errorf("left over: %d pods, %d in, %d waiting", len(r.l.pods), r.l.open, r.l.waiting)
+				}
+			})
+		})
+	}
+	var none *Limiter
+	if turn, err := none.Enter(t.Context(), "x", netip.Addr{}); err != nil {
+		t.Error(err)
+	} else {
+		turn.Leave()
+	}
+}
+
+// TestSilentServers: what four pods dial that takes TCP and does not shake hands, four hundred times each, keeps
+// a fifth pod from nothing.
+func TestSilentServers(t *testing.T) {
+	r := newRig(t, record.Std, 0)
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer silent.Close()
+	wg.Go(func() {
+		for {
+			c, err := silent.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				_, _ = io.Copy(io.Discard, c)
+			})
+		}
+	})
+	r.dialer.Limit = NewLimiter(LimiterConfig{})
+	r.dialer.SVID = func(string) *mtls.SVID { return r.web.Load() }
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var left atomic.Int32
+	left.Store(4 * 400)
+	for i := range 4 {
+		for range 400 {
+			wg.Go(func() {
+				k := r.key(Raw)
+				k.Pod, k.Endpoint = fmt.Sprint("greedy-", i), netip.MustParseAddrPort(silent.Addr().String())
+				if s, err := r.dialer.Dial(ctx, k); err == nil {
+					t.Error("it shook hands")
+					s.Conn.Close()
+				}
+				left.Add(-1)
+			})
+		}
+	}
+	for full := false; !full && left.Load() > 0; { // until they have what they can get
+		r.dialer.Limit.mu.Lock()
+		full = r.dialer.Limit.open >= 256 && r.dialer.Limit.waiting > 0
+		r.dialer.Limit.mu.Unlock()
+		runtime.Gosched()
+	}
+	for range 20 {
+		s, err := r.dialer.Dial(t.Context(), r.key(H2))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return leave
-	}
-	a1, a2 := enter(ctx, "a"), enter(ctx, "a")
-	if _, err := l.Enter(gone, "a"); !isBusy(err, false) {
-		t.Errorf("a third of one pod: %v", err)
-	}
-	b1 := enter(ctx, "b")
-	if _, err := l.Enter(gone, "b"); !isBusy(err, false) {
-		t.Errorf("a fourth of the node: %v", err)
-	}
-	got := make(chan func(), 2)
-	for _, pod := range []string{"a", "b"} {
-		go func() {
-			leave, err := l.Enter(ctx, pod)
-			if err != nil {
-				t.Error(err)
-			}
-			got <- leave
-		}()
-	}
-	for len(l.queue) < 2 { // both are in the queue
-		<-time.After(time.Millisecond)
-	}
-	if _, err := l.Enter(ctx, "c"); !isBusy(err, true) {
-		t.Errorf("more than the queue: %v", err)
-	}
-	a1()
-	a2()
-	b1()
-	(<-got)()
-	(<-got)()
-	if len(l.pods) != 0 || len(l.node) != 0 || len(l.queue) != 0 {
-		t.Errorf("left over: %d pods, %d in, %d waiting", len(l.pods), len(l.node), len(l.queue))
-	}
-	// One pod has a part of the queue only: another's handshakes may still wait.
-	l = NewLimiter(LimiterConfig{Node: 1, Pod: 1, Queue: 2 * podQueue})
-	held := enter(ctx, "x")
-	for range 3 {
-		go func() {
-			leave, err := l.Enter(ctx, "a")
-			if err == nil {
-				defer leave()
-			}
-			got <- func() {
-				if err != nil && !isBusy(err, true) {
-					t.Error(err)
-				}
-			}
-		}()
-	}
-	for len(l.queue) < 3 { // as many as a pod may have here: one in its turn, were the node not full, and two behind it
-		<-time.After(time.Millisecond)
-	}
-	if _, err := l.Enter(ctx, "a"); !isBusy(err, true) {
-		t.Errorf("more than a pod's part of the queue: %v", err)
-	}
-	if _, err := l.Enter(gone, "b"); !isBusy(err, false) {
-		t.Errorf("another pod cannot wait: %v", err)
-	}
-	held()
-	for range 3 {
-		(<-got)()
-	}
-	var none *Limiter
-	if leave, err := none.Enter(gone, "x"); err != nil {
-		t.Error(err)
-	} else {
-		leave()
+		s.Conn.Close()
+		if in := <-r.in; in.err == nil {
+			in.in.Conn.Close()
+		}
 	}
 }
 

@@ -76,8 +76,8 @@ func New(cfg Config) *Inbound {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	in := &Inbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil)}
-	in.loops.Make = func(*engine.Loop) *loopState {
-		st := &loopState{}
+	in.loops.Make = func(l *engine.Loop) *loopState {
+		st := &loopState{l: l, lobbies: map[*Pod]*lobby{}}
 		st.pool.Service = in
 		return st
 	}
@@ -99,8 +99,10 @@ type Pod struct {
 
 // loopState is what the inbound side keeps on one loop.
 type loopState struct {
-	pool exchange.Pool
-	end  journal.Entry // scratch: observers copy what they keep
+	l       *engine.Loop
+	lobbies map[*Pod]*lobby // of pods whose callers have not sent a ClientHello yet
+	pool    exchange.Pool
+	end     journal.Entry // scratch: observers copy what they keep
 }
 
 // conn is one connection of a caller.
@@ -129,19 +131,21 @@ type reqState struct {
 
 // Accept takes connections of a pod's mesh port.
 func (in *Inbound) Accept(p *Pod) engine.Accept {
-	return func(l *engine.Loop, fd int) {
-		start := l.Now()
-		p.Engine.Hold(1)
-		l.Go(func() {
-			defer p.Engine.Hold(-1)
-			c, err := socket.MakeConn(fd)
-			if err != nil {
-				in.quiet.Warn("take "+p.Container, "cannot take an inbound connection", "pod", p.Container, "err", err)
-				return
-			}
-			in.serve(l, p, c, start)
-		})
-	}
+	return func(l *engine.Loop, fd int) { in.await(l, p, fd) }
+}
+
+// shake serves a connection whose ClientHello is there, away from the loop.
+func (in *Inbound) shake(l *engine.Loop, p *Pod, fd int, start int64) {
+	p.Engine.Hold(1)
+	l.Go(func() {
+		defer p.Engine.Hold(-1)
+		c, err := socket.MakeConn(fd)
+		if err != nil {
+			in.quiet.Warn("take "+p.Container, "cannot take an inbound connection", "pod", p.Container, "err", err)
+			return
+		}
+		in.serve(l, p, c, start)
+	})
 }
 
 // serve shakes hands and hands the connection on; it runs in its own goroutine.

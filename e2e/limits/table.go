@@ -179,6 +179,10 @@ var bounds = []bound{
 
 	{"dataplane/inbound", "connectLimit", "time", "the connect to an application's raw-TCP port counts as failed: the caller is reset"},
 	{"dataplane/inbound", "firstLimit", "time", "a verified hop that sends nothing is closed"},
+	{"dataplane/inbound", "helloTime", "time from accept to a whole ClientHello on the mesh port", "the connection is closed (`handshake-timeout`)"},
+	{"dataplane/inbound", "peerHellos", "connections of one address to a pod's mesh port without a whole ClientHello, a loop", "the oldest of them is closed (`handshake-limit`)"},
+	{"dataplane/inbound", "podHellos", "connections to a pod's mesh port without a whole ClientHello, a loop", "the oldest of the address that has most is closed (`handshake-limit`)"},
+	{"dataplane/inbound", "maxHello", "bytes of a ClientHello that is waited for before a handshake has a turn", "the handshake begins, and waits for the rest in its turn"},
 
 	{"dataplane/listen", "helloTime", "time", "whoever connects to the hand-over socket and says nothing is closed"},
 	{"dataplane/listen", "sendTime", "time", "a hand-over of sockets that is not through fails: the successor tries again"},
@@ -210,9 +214,11 @@ var bounds = []bound{
 
 	{"meshhop", "DefaultConnect", "time", "the connect of a hop counts as failed"},
 	{"meshhop", "DefaultHandshake", "time, the wait for a turn included", "the handshake counts as failed"},
-	{"meshhop", "DefaultNode", "handshakes at once, of all pods", "further ones wait for a turn"},
-	{"meshhop", "DefaultPod", "handshakes at once, of one pod", "further ones wait for a turn"},
-	{"meshhop", "DefaultQueue", "handshakes that wait", "a further one fails at once (`handshake-limit`)"},
+	{"meshhop", "DefaultNode", "handshakes at once, of all pods; each of inbound and outbound", "further ones wait for a turn; the pod with the fewest comes next"},
+	{"meshhop", "DefaultPod", "handshakes at once, of one pod", "further ones wait for a turn; the peer with the fewest comes next"},
+	{"meshhop", "podOwn", "handshakes at once, of each pod, however many the others have", "further ones wait if the node is full"},
+	{"meshhop", "patience", "time that a peer is silent in a handshake while others wait", "the handshake ends (`handshake-limit`), and its turn is another's: the oldest of the peer, or the pod, that has most"},
+	{"meshhop", "DefaultQueue", "handshakes that wait", "a further one fails at once (`handshake-limit`), or the last of the peer, or pod, that has most in the queue"},
 	{"meshhop", "lingerTime", "time", "a refused caller that does not close is closed"},
 	{"meshhop", "lingerBytes", "bytes", "a refused caller that goes on sending is closed"},
 	{"meshhop", "podQueue", "th part of `DefaultQueue`, of one pod", "a further handshake of the pod fails at once (`handshake-limit`)"},
