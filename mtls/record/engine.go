@@ -72,10 +72,12 @@ func (k *keyLog) Write(line []byte) (int, error) {
 			*to = b
 		}
 	}
+	n, err := len(line), error(nil)
 	if k.next != nil {
-		return k.next.Write(line)
+		n, err = k.next.Write(line)
 	}
-	return len(line), nil
+	clear(line) // crypto/tls made it for this call alone, and would leave the secret behind in it
+	return n, err
 }
 
 // forget wipes the secrets; k may be nil.
@@ -116,6 +118,8 @@ func (h *half) init(secret []byte) error {
 		return fmt.Errorf("record: cipher: %w", err)
 	}
 	copy(h.iv[:], iv)
+	clear(iv)
+	clear(h.nonce[:]) // an earlier generation's
 	h.secret, h.seq = secret, 0
 	return nil
 }
@@ -156,6 +160,8 @@ var partPool = sync.Pool{New: func() any { return new([MaxRecord]byte) }}
 
 // engine is TLS 1.3 with AES-GCM after the handshake.
 type engine struct {
+	client bool // this end
+
 	// Reading half.
 	in      half
 	fed     []byte // borrowed, not opened yet
@@ -184,7 +190,7 @@ var (
 // newEngine takes over with the secrets in keys, which it wipes or owns; nil: it
 // cannot, because the suite is none of its own.
 func newEngine(suite uint16, client bool, keys *keyLog) *engine {
-	e := &engine{alert: -1}
+	e := &engine{client: client, alert: -1}
 	switch suite {
 	case tls.TLS_AES_128_GCM_SHA256:
 		e.in.hash, e.in.keyLen = sha256.New, 16
@@ -388,7 +394,10 @@ func (e *engine) handshake(b []byte) error {
 			return nil
 		}
 		switch typ, body := e.hand[0], e.hand[4:n]; typ {
-		case msgNewSessionTicket: // nothing is resumed here
+		case msgNewSessionTicket: // nothing is resumed here; servers send it (RFC 8446 4.6.1)
+			if !e.client {
+				return e.fail(alertUnexpectedMessage, "a session ticket, as a client")
+			}
 		case msgKeyUpdate:
 			if len(body) != 1 {
 				return e.fail(alertDecodeError, "a malformed key update")

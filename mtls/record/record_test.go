@@ -471,6 +471,76 @@ func TestViolations(t *testing.T) {
 	}
 }
 
+// TestPostHandshakeMessages: behind the handshake either side takes a key update, and only a client, from its server, a session
+// ticket (RFC 8446 4.6); whatever else there is is an unexpected message, to Own as to crypto/tls.
+func TestPostHandshakeMessages(t *testing.T) {
+	for typ := range 256 {
+		for _, toServer := range []bool{false, true} {
+			for _, m := range []Maker{Own, Std} {
+				if m == Std && typ > 32 {
+					continue // a handshake each: those that have a name will do
+				}
+				var from, to Conn
+				switch {
+				case m == Own:
+					keys := func() *keyLog {
+						return &keyLog{client: bytes.Repeat([]byte{1}, 32), server: bytes.Repeat([]byte{2}, 32)}
+					}
+					from = newEngine(tls.TLS_AES_128_GCM_SHA256, toServer, keys())
+					to = newEngine(tls.TLS_AES_128_GCM_SHA256, !toServer, keys())
+				case toServer:
+					from, to = pair(t, Own, Std, nil)
+				default:
+					to, from = pair(t, Std, Own, nil)
+				}
+				body := []byte{0}
+				if typ == msgNewSessionTicket { // lifetime, age_add, nonce, ticket, extensions
+					body = []byte{0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 1, 'x', 0, 0}
+				}
+				to.Feed(own(t, from).sealLocked(nil, typeHandshake, append([]byte{byte(typ), 0, 0, byte(len(body))}, body...)))
+				_, err := drain(to, make([]byte, 8))
+				if takes := typ == msgKeyUpdate || typ == msgNewSessionTicket && !toServer; takes != (err == ErrMore) {
+					t.Errorf("maker %d, type %d to the server %v: %v", m, typ, toServer, err)
+				}
+				if m == Own && err != ErrMore && (err == nil || !strings.Contains(err.Error(), "unexpected message")) {
+					t.Errorf("type %d to the server %v: %v", typ, toServer, err)
+				}
+			}
+		}
+	}
+}
+
+// TestSecretsAreWiped: what the key schedule leaves behind is not there any more: the line of the key log, and the nonce of
+// an earlier generation of keys.
+func TestSecretsAreWiped(t *testing.T) {
+	var seen []byte
+	k := &keyLog{next: writerFunc(func(p []byte) (int, error) { seen = bytes.Clone(p); return len(p), nil })}
+	line := []byte("CLIENT_TRAFFIC_SECRET_0 00ff 0123456789abcdef\n")
+	want := bytes.Clone(line)
+	if n, err := k.Write(line); n != len(line) || err != nil {
+		t.Fatal(n, err)
+	}
+	if !bytes.Equal(seen, want) {
+		t.Errorf("who asked for the key log has %q", seen)
+	}
+	if !bytes.Equal(line, make([]byte, len(line))) || len(k.client) != 8 {
+		t.Errorf("left behind: %q; kept %x", line, k.client)
+	}
+	e := lone(t, Own).(*engine)
+	e.out.next()
+	secret := e.out.secret
+	if err := e.out.update(); err != nil {
+		t.Fatal(err)
+	}
+	if e.out.nonce != [12]byte{} || !bytes.Equal(secret, make([]byte, len(secret))) {
+		t.Errorf("left behind: nonce %x, secret %x", e.out.nonce, secret)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
 // The alert reaches the other side, whichever maker either is.
 func TestAlert(t *testing.T) {
 	each(t, func(t *testing.T, cm, sm Maker) {
