@@ -31,6 +31,7 @@ import (
 	"aether/dataplane/model"
 	"aether/dataplane/outbound"
 	"aether/dataplane/reactor"
+	"aether/dataplane/relay"
 	"aether/dataplane/snapshot"
 	"aether/meshhop"
 	"aether/mtls"
@@ -60,6 +61,8 @@ type Config struct {
 	// Ready: the pod's application answers its probe, which is what /-/-/ready says of
 	// it over the hop (contract 4.11). It must not wait. nil: nobody probes, and all do.
 	Ready func(container string) bool
+
+	Relay relay.Options // of raw TCP and of what is passed through
 
 	Capture bool         // install the capture rules in the pods, as the CNI plugin would
 	Hold    bool         // accept nothing before Open, and leave capture rules where they are until Alone: the Owner's sockets are still another process's, too
@@ -140,8 +143,8 @@ func New(cfg Config) (*Node, error) {
 	if n.authz, err = extauthz.New(extauthz.Config{Target: cfg.Authz, Log: cfg.Log}); err != nil {
 		return nil, err
 	}
-	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log, Neighbour: n.neighbour, Want: cfg.Want})
-	n.in = inbound.New(inbound.Config{Store: &n.store, Acceptor: n.acceptor, Journal: cfg.Journal, Authz: n.authz, Ready: cfg.Ready, Log: cfg.Log})
+	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log, Neighbour: n.neighbour, Want: cfg.Want, Relay: cfg.Relay})
+	n.in = inbound.New(inbound.Config{Store: &n.store, Acceptor: n.acceptor, Journal: cfg.Journal, Authz: n.authz, Ready: cfg.Ready, Relay: cfg.Relay, Log: cfg.Log})
 	return n, nil
 }
 
@@ -277,6 +280,8 @@ func (n *Node) certChanged(r mtls.Ref, s *mtls.SVID, err error) {
 		n.log.Warn("identity", "pod", r.Namespace+"/"+r.Pod, "id", r.ID.String(), "err", err)
 		return
 	}
+	n.out.Rotated(r.Container, s)
+	n.engine.Loops()[0].Go(func() { n.in.Rotated(r.Container, s) }) // it verifies, and the store is not to wait
 	n.log.Info("identity in force", "pod", r.Namespace+"/"+r.Pod, "id", r.ID.String(), "until", s.NotAfter)
 }
 
@@ -396,7 +401,7 @@ func (n *Node) addLocked(w *model.Workload) (_ *pod, err error) {
 	}
 	ip := &inbound.Pod{
 		Context: ctx, Engine: p.engine, Container: container, Namespace: w.Namespace, Name: w.Name, Account: w.Account, ID: id, Sockets: p.socks,
-		Local: &meshhop.Local{Pod: container, ID: id, Compat: n.cfg.Compat, TLS: mtls.ServerConfig(mtls.Server{
+		Local: &meshhop.Local{Pod: container, ID: id, Compat: n.cfg.Compat, SVID: func() *mtls.SVID { return n.certs.Current(container) }, TLS: mtls.ServerConfig(mtls.Server{
 			Pod:    container,
 			SVID:   func() *mtls.SVID { return n.certs.Current(container) },
 			Serves: func(port uint16) bool { return n.serves(container, port) },

@@ -204,7 +204,7 @@ func (w *town) pod(container, account, identity, ip string) *outbound.Pod {
 	}
 	ip4 := &inbound.Pod{
 		Context: w.ctx, Engine: e, Container: container, Namespace: "shop", Account: account, ID: id, Sockets: sockets,
-		Local: &meshhop.Local{Pod: container, ID: id, TLS: mtls.ServerConfig(mtls.Server{
+		Local: &meshhop.Local{Pod: container, ID: id, SVID: func() *mtls.SVID { return w.svid(container) }, TLS: mtls.ServerConfig(mtls.Server{
 			Pod: container, SVID: func() *mtls.SVID { return w.svid(container) }, Serves: func(uint16) bool { return true },
 		})},
 	}

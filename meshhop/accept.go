@@ -22,6 +22,16 @@ type Local struct {
 	ID     spiffeid.ID // its identity
 	TLS    *tls.Config // of mtls.ServerConfig
 	Compat bool        // as given to mtls.ServerConfig
+	// SVID is the pod's current certificate, nil: none, as given to mtls.ServerConfig. Required
+	// where sessions are to end with it.
+	SVID func() *mtls.SVID
+}
+
+func (l *Local) own() *mtls.SVID {
+	if l.SVID == nil {
+		return nil
+	}
+	return l.SVID()
 }
 
 // Acceptor shakes hands with the sources of hops. Its fields are not changed once it
@@ -42,7 +52,8 @@ type Inbound struct {
 	Caller   spiffeid.ID       // verified
 	Peer     *x509.Certificate // the caller's
 	XFCC     string            // value of x-forwarded-client-cert for its requests
-	NotAfter time.Time         // end of validity of the caller's chain
+	NotAfter time.Time         // earlier end of validity of both chains: the session ends then
+	Bond     *mtls.Bond        // what it was opened with
 	stream   *record.Stream
 }
 
@@ -68,6 +79,7 @@ func (a *Acceptor) accept(ctx context.Context, l *Local, conn *net.TCPConn) (*In
 		return nil, err
 	}
 	defer turn.Leave()
+	own := l.own() // the handshake may show a newer one: that ends later
 	stream := record.Server(turn.wrap(conn), l.TLS, a.Maker)
 	if err := stream.Handshake(ctx); err != nil {
 		if turn.wasLost() {
@@ -85,9 +97,10 @@ func (a *Acceptor) accept(ctx context.Context, l *Local, conn *net.TCPConn) (*In
 		return nil, &mtls.UnknownSNI{SNI: cs.ServerName}
 	}
 	peer := cs.PeerCertificates[0]
+	bond := &mtls.Bond{Own: own, Peer: cs.PeerCertificates, Use: x509.ExtKeyUsageClientAuth}
 	return &Inbound{
 		Local: l, Conn: conn, SNI: cs.ServerName, Port: port, ALPN: cs.NegotiatedProtocol,
-		Caller: caller, Peer: peer, XFCC: mtls.XFCC(l.ID, peer), NotAfter: chainEnd(&cs), stream: stream,
+		Caller: caller, Peer: peer, XFCC: mtls.XFCC(l.ID, peer), NotAfter: bond.NotAfter(), Bond: bond, stream: stream,
 	}, nil
 }
 

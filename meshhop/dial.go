@@ -41,7 +41,8 @@ type Session struct {
 	Conn     *net.TCPConn
 	ALPN     string            // selected; empty: none, as Envoy-based destinations do (contract 6.1), and to be taken as what was offered
 	Peer     *x509.Certificate // verified, of identity Key.Pin
-	NotAfter time.Time         // the earlier end of validity of both certificates: reopen before, so that long use does not outlive a revoked identity
+	NotAfter time.Time         // the earlier end of validity of both chains: the session ends then; reopen before
+	Bond     *mtls.Bond        // what it was opened with
 	stream   *record.Stream
 }
 
@@ -90,9 +91,10 @@ func (d *Dialer) Dial(ctx context.Context, k Key) (*Session, error) {
 		return fail(err)
 	}
 	cs := stream.State()
+	bond := &mtls.Bond{Own: svid, Peer: cs.PeerCertificates, Use: x509.ExtKeyUsageServerAuth}
 	return &Session{
 		Key: k, Conn: conn, ALPN: cs.NegotiatedProtocol, Peer: cs.PeerCertificates[0],
-		NotAfter: earlier(svid.NotAfter, chainEnd(&cs)), stream: stream,
+		NotAfter: bond.NotAfter(), Bond: bond, stream: stream,
 	}, nil
 }
 

@@ -170,11 +170,13 @@ func ParseSNI(sni string, compat bool) (port uint16, ok bool) {
 
 // PeerID returns the identity of the other side of a finished handshake that one
 // of this package's configurations verified.
-func PeerID(cs *tls.ConnectionState) (spiffeid.ID, error) {
-	if len(cs.PeerCertificates) == 0 {
+func PeerID(cs *tls.ConnectionState) (spiffeid.ID, error) { return peerID(cs.PeerCertificates) }
+
+func peerID(chain []*x509.Certificate) (spiffeid.ID, error) {
+	if len(chain) == 0 {
 		return spiffeid.ID{}, &NotSVID{errors.New("it sent no certificate")}
 	}
-	id, err := spiffeid.FromCert(cs.PeerCertificates[0])
+	id, err := spiffeid.FromCert(chain[0])
 	if err != nil {
 		return spiffeid.ID{}, &NotSVID{err}
 	}

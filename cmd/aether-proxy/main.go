@@ -27,6 +27,7 @@ import (
 	"aether/dataplane/model"
 	"aether/dataplane/plain"
 	"aether/dataplane/reactor"
+	"aether/dataplane/relay"
 	"aether/dataplane/telemetry"
 	"aether/mtls"
 	"aether/mtls/devca"
@@ -49,6 +50,7 @@ type options struct {
 	drainTime                                   time.Duration
 	memoryLimit, authz                          string
 	minLoops, maxLoops                          int
+	userTimeout, idleTimeout                    time.Duration
 	capture, compat, redirectAll, accessLog     bool
 	failureLog, statsPod                        bool
 	logFormat                                   string
@@ -116,6 +118,8 @@ one drains: no connection is refused or lost meanwhile.`,
 	f.IntVar(&o.minLoops, "min-loops", 1, "event loops from the start; more open when those there are have no time left")
 	f.IntVar(&o.maxLoops, "max-loops", 0, "most event loops; 0: as many as processors")
 	f.StringVar(&o.memoryLimit, "memory-limit", "", "memory that the proxy may use, such as 384MiB; as it is neared, work is given up step by step. Default: GOMEMLIMIT, else 90 % of the control group's limit, else none")
+	f.DurationVar(&o.userTimeout, "tcp-user-timeout", 0, "TCP_USER_TIMEOUT of raw-TCP and passed-through connections: also a peer that is well and reads nothing for so long is cut; 0: off, and only a peer that answers nothing for a minute is")
+	f.DurationVar(&o.idleTimeout, "tcp-idle-timeout", 0, "cut raw-TCP and passed-through connections on which no byte has moved for so long; 0: off")
 	f.BoolVar(&o.capture, "capture", false, "install the capture rules in the node's pods, as the CNI plugin does in a cluster")
 	f.StringVar(&o.authz, "authz", extauthz.Target, "the authorization service that extAuthz filters ask (gRPC, envoy.service.auth.v3)")
 	f.BoolVar(&o.compat, "envoy-peers", false, "accept Envoy-based sources: TLS 1.2, no server name")
@@ -127,6 +131,19 @@ one drains: no connection is refused or lost meanwhile.`,
 		fmt.Fprintln(plain.NewWriter(os.Stderr), "aether-proxy:", err)
 		os.Exit(1)
 	}
+}
+
+// relay reads the settings of raw TCP. The kernel counts the user timeout in milliseconds, in 31 bits.
+func (o *options) relay() (relay.Options, error) {
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"--tcp-user-timeout", o.userTimeout}, {"--tcp-idle-timeout", o.idleTimeout}} {
+		if f.d != 0 && (f.d < time.Second || f.d > 24*24*time.Hour) {
+			return relay.Options{}, fmt.Errorf("%s: %s is not between 1s and 576h: write such a time, or 0 for none", f.name, f.d)
+		}
+	}
+	return relay.Options{UserTimeout: o.userTimeout, Idle: o.idleTimeout}, nil
 }
 
 // run serves until ctx ends, or drains first once leave is closed.
@@ -163,6 +180,9 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	memory, memoryFrom := dataplane.MemoryLimit(memory, "/")
 	owner := &listen.Owner{}
 	cfg := dataplane.Config{Owner: owner, Memory: memory, Capture: o.capture, Authz: o.authz, Compat: o.compat, MaxLoops: o.maxLoops, MinLoops: o.minLoops, Log: log}
+	if cfg.Relay, err = o.relay(); err != nil {
+		return err
+	}
 	switch o.blocking {
 	case "adapt":
 		cfg.Blocking = reactor.Adapt

@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"aether/dataplane/relay"
 )
 
 // TestEnded: what is stuck does not keep a process that is to end.
@@ -44,4 +47,31 @@ func TestPodsAreLeftFirst(t *testing.T) {
 			t.Errorf("a process without pods waits %s", took)
 		}
 	})
+}
+
+// TestTCPSettings: the cuts of raw TCP are off unless they are asked for, and what is no time that the kernel can
+// count is refused with its name.
+func TestTCPSettings(t *testing.T) {
+	for _, tt := range []struct {
+		user, idle time.Duration
+		refused    string
+	}{
+		{},
+		{user: time.Second, idle: 576 * time.Hour},
+		{user: 30 * time.Second},
+		{user: -time.Second, refused: "--tcp-user-timeout"},
+		{user: 999 * time.Millisecond, refused: "--tcp-user-timeout"},
+		{user: 577 * time.Hour, refused: "--tcp-user-timeout"},
+		{idle: time.Nanosecond, refused: "--tcp-idle-timeout"},
+		{idle: -time.Hour, refused: "--tcp-idle-timeout"},
+	} {
+		o := options{userTimeout: tt.user, idleTimeout: tt.idle}
+		got, err := o.relay()
+		switch {
+		case tt.refused == "" && (err != nil || got != relay.Options{UserTimeout: tt.user, Idle: tt.idle}):
+			t.Errorf("%+v: %+v, %v", tt, got, err)
+		case tt.refused != "" && (err == nil || !strings.Contains(err.Error(), tt.refused+": ")):
+			t.Errorf("%+v: %v", tt, err)
+		}
+	}
 }

@@ -43,15 +43,16 @@ const (
 
 	h2Window = 16 << 20 // receive window of an HTTP/2 connection; what a stream keeps for a slow reader takes nothing of it
 
-	lifeMargin  = 2 * time.Minute        // a hop session takes no new requests this long before its certificates end
-	leaveTime   = int64(5 * time.Second) // for the requests that are under way at an endpoint that has left
-	maxWaiters  = 1024                   // requests that wait for one hop, or one HTTP/2 application
-	maxSessions = 4                      // hop sessions a key (design 4.7)
-	maxDrains   = 64                     // answers a session throws away while they come
-	pairHigh    = 64 << 10               // bytes of a request's body on the way in process before its source is stopped
-	keepPairs   = 1024                   // free pairs a loop keeps
-	maxAppH2    = 32                     // connections to one port of an HTTP/2 application
-	maxIdleApp  = 256                    // idle connections to one port of one application
+	lifeMargin  = 2 * time.Minute         // a hop session takes no new requests this long before its certificates end
+	goawayTime  = int64(30 * time.Second) // a client of HTTP/2 is told so long before its session's certificates end, or at half of their rest
+	leaveTime   = int64(5 * time.Second)  // for the requests that are under way at an endpoint that has left
+	maxWaiters  = 1024                    // requests that wait for one hop, or one HTTP/2 application
+	maxSessions = 4                       // hop sessions a key (design 4.7)
+	maxDrains   = 64                      // answers a session throws away while they come
+	pairHigh    = 64 << 10                // bytes of a request's body on the way in process before its source is stopped
+	keepPairs   = 1024                    // free pairs a loop keeps
+	maxAppH2    = 32                      // connections to one port of an HTTP/2 application
+	maxIdleApp  = 256                     // idle connections to one port of one application
 	lingerBytes = 64 << 20
 	lingerTime  = int64(2 * time.Second)
 	headTime    = int64(15 * time.Second) // first byte of a head to its last

@@ -25,6 +25,35 @@ type ConnInfo struct {
 	// OnRefused is called, on the loop, with the status of an answer that the engine
 	// itself gave to what could not be read as a request; no exchange tells of it. nil: nobody is told.
 	OnRefused func(c *ConnInfo, status int)
+	// Until is when the connection ends whatever it carries, in the loop's clock: its peer's certificate does, or
+	// ours. An HTTP/2 client is told goawayTime before. 0: it has no end.
+	Until int64
+
+	conn  severed // the connection; nil: there is none (yet, or any more). The loop's own
+	cause error   // it was severed before it was there
+}
+
+// severed is a connection whose identity holds no more.
+type severed interface {
+	// sever takes no more requests, and ends those there are after leaveTime.
+	sever(cause error)
+}
+
+// Sever ends the connection because its identity holds no more: it takes no new requests, and those under
+// way have a moment to end. Safe for concurrent use.
+func (i *ConnInfo) Sever(cause error) {
+	_ = i.Loop.Post(func() {
+		if i.cause = cause; i.conn != nil {
+			i.conn.sever(cause)
+		}
+	})
+}
+
+// tie makes c the connection of i.
+func (i *ConnInfo) tie(c severed) {
+	if i.conn = c; i.cause != nil {
+		c.sever(i.cause)
+	}
 }
 
 // Kept counts what is kept of the bodies of the pod's requests on the loop; nil where there is no pod.
@@ -46,10 +75,11 @@ type h1server struct {
 	keep10   bool // an HTTP/1.0 client that asked for keep-alive
 	last     bool // the connection ends after this response
 	reqDone  bool
-	closing  bool  // close once out is empty
-	ended    bool  // the client's end was seen: it lies behind the bytes that are not read yet
-	reset    bool  // by the client
-	headAt   int64 // when the first byte of the head under way arrived; 0: none
+	cut      reactor.Timer // its identity ends
+	closing  bool          // close once out is empty
+	ended    bool          // the client's end was seen: it lies behind the bytes that are not read yet
+	reset    bool          // by the client
+	headAt   int64         // when the first byte of the head under way arrived; 0: none
 	lingered int
 	requests uint64
 }
@@ -95,7 +125,33 @@ func (c *h1server) start(first []byte) {
 		c.tell()
 	}
 	c.mark() // the flush pumps
+	if u := c.info.Until; u > 0 {
+		c.l.Arm(&c.cut, (*h1cut)(c), max(u-c.l.Now(), 1))
+	}
+	c.info.tie(c)
 }
+
+// sever is severed.
+func (c *h1server) sever(error) {
+	if c.closed {
+		return
+	}
+	c.last = true
+	if c.x == nil {
+		c.drop(true, exchange.Closed)
+		return
+	}
+	c.l.Arm(&c.cut, (*h1cut)(c), leaveTime)
+}
+
+// h1cut is a connection as the task of its timer: its identity has ended.
+type h1cut h1server
+
+// Run is reactor.Task.
+func (v *h1cut) Run() { (*h1server)(v).drop(true, exchange.Closed) }
+
+// Fail is reactor.Task.
+func (v *h1cut) Fail(error) { v.Run() }
 
 // Event is reactor.Source.
 func (c *h1server) Event(ev uint32) {
@@ -625,6 +681,7 @@ func (c *h1server) close(abort bool) {
 	if c.closed {
 		return
 	}
+	c.l.Disarm(&c.cut)
 	c.shut(abort)
 	c.dropBuffers()
 	if c.info.OnClose != nil {

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"cmp"
+	"errors"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -45,6 +47,7 @@ type h2conn struct {
 	owed       int64         // hop: since when the peer owes an answer and is silent; 0: it owes none
 	life       reactor.Timer // hop: liveness; server: parting
 	stuff      reactor.Timer // hoard
+	cut        reactor.Timer // its identity ends
 	pinged     int64         // hop: time of a PING that nothing has followed; 0: none
 	tunnels    int           // streams that are tunnels
 	full       bool          // server: not read from because the client does not read
@@ -116,7 +119,45 @@ func (c *h2conn) start(first []byte) {
 		c.unfed = true
 	}
 	c.mark()
+	if c.until = c.info.Until; c.until > 0 {
+		left := c.until - c.l.Now()
+		c.l.Arm(&c.cut, (*h2cut)(c), max(left-goawayTime, left/2, 1))
+	}
+	c.info.tie(c)
 }
+
+// sever is severed. Which requests were taken is said, so that the client may send the others anew.
+func (c *h2conn) sever(cause error) {
+	if c.closed {
+		return
+	}
+	c.farewell()
+	c.cause, c.until = cause, min(cmp.Or(c.until, math.MaxInt64), c.l.Now()+leaveTime)
+	c.l.Arm(&c.cut, (*h2cut)(c), c.until-c.l.Now())
+}
+
+// ErrExpired: the certificate of one of a session's ends has ended, and the session with it.
+var ErrExpired = errors.New("engine: the certificates that the session was opened with have expired")
+
+// h2cut is a connection as the task of its timer: its identity has ended, or, of a client's, will soon.
+type h2cut h2conn
+
+// Run is reactor.Task.
+func (v *h2cut) Run() {
+	c := (*h2conn)(v)
+	if left := c.until - c.l.Now(); left > 0 {
+		c.drain()
+		c.l.Arm(&c.cut, v, left)
+		return
+	}
+	if c.cause == nil {
+		c.cause = ErrExpired
+	}
+	c.end(exchange.Closed)
+}
+
+// Fail is reactor.Task.
+func (v *h2cut) Fail(cause error) { (*h2conn)(v).Fail(cause) }
 
 // dialH2 starts an h2c connection to an application, one of in; connected: fd is so already.
 func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort, in *sessions, connected bool) (*h2conn, error) {
@@ -511,6 +552,7 @@ func (c *h2conn) end(code exchange.Code) {
 	}
 	c.l.Disarm(&c.life)
 	c.l.Disarm(&c.stuff)
+	c.l.Disarm(&c.cut)
 	if c.hop {
 		c.l.Gauges.Sessions.Add(-1)
 	}

@@ -24,7 +24,7 @@ var ErrSilent = errors.New("engine: the peer of the session answers nothing any 
 // DialHop makes one session: a connected socket whose handshake is done, out
 // of the Go poller, and its record layer. It runs in its own goroutine and
 // ends by its own deadlines.
-// life is how long the session may take new requests.
+// life is how long the session may live; a while before it takes no new requests.
 type DialHop func(ctx context.Context) (fd int, rec record.Conn, life time.Duration, err error)
 
 // Hop is the sessions of one key (design 4.7) on one loop. All methods run on it.
@@ -279,6 +279,7 @@ func (h *Hop) dialled(fd int, rec record.Conn, life time.Duration, err error) {
 		} else {
 			c.until = h.l.Now() + int64(life)
 			c.retireAt = h.l.Now() + int64(max(life-lifeMargin, life/2))
+			h.l.Arm(&c.cut, (*h2cut)(c), max(int64(life), 1))
 			h.conns = append(h.conns, c)
 			h.wake()
 			return

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -19,6 +20,12 @@ type Met struct {
 // Meet makes the two pods of a Near known to each other. It runs in its own goroutine
 // and ends by its own deadlines; the error says which one is not who it has to be.
 type Meet func(ctx context.Context) (Met, error)
+
+// Revoked is an error of Meet that ends what is under way as well: one of the two is not who it was any more.
+type Revoked struct{ Err error }
+
+func (e *Revoked) Error() string { return e.Err.Error() }
+func (e *Revoked) Unwrap() error { return e.Err }
 
 // Near is to a destination in this process what Hop is to others (decision 018):
 // each request is a pair of exchanges that hand each other what they have (pair.go),
@@ -40,6 +47,7 @@ type Near struct {
 	closed  bool
 	leaving error         // why it takes no more requests; nil: it does
 	last    reactor.Timer // to end what Leave left
+	judged  reactor.Timer // to meet anew, for what is under way
 
 	requests   uint64
 	born, used int64
@@ -85,7 +93,7 @@ func (n *Near) fresh() bool {
 	}
 	if it := n.l.Iteration(); n.checked != it {
 		if n.l.Now() >= n.until || !n.met.Fresh() {
-			n.met = Met{} // what is under way goes on, as on a hop
+			n.met = Met{} // what is under way goes on until they have met anew, or cannot
 			return false
 		}
 		n.checked = it
@@ -113,8 +121,20 @@ func (n *Near) told(met Met, err error) {
 	if n.closed {
 		return
 	}
-	if err == nil {
+	gone, revoked := errors.AsType[*Revoked](err)
+	switch {
+	case err == nil:
 		n.met, n.until, n.checked = met, n.l.Now()+int64(met.Life), n.l.Iteration()
+		n.l.Arm(&n.judged, (*nearJudge)(n), max(int64(met.Life), 1))
+	case revoked:
+		for _, p := range slices.Clone(n.pairs) {
+			p.cut(gone.Err, exchange.Closed)
+		}
+		if n.closed {
+			return
+		}
+	case len(n.pairs) > 0: // that says nothing of who they are
+		n.l.Arm(&n.judged, (*nearJudge)(n), stallLook)
 	}
 	waiting := n.waiters
 	n.waiters = nil
@@ -132,6 +152,23 @@ func (n *Near) told(met Met, err error) {
 		}
 	}
 }
+
+// Judge makes the two meet anew if anything has changed that they were found to be themselves by, for the sake
+// of what is under way: it goes on where both have certificates that hold, and ends where one has none.
+func (n *Near) Judge() {
+	if len(n.pairs) > 0 && !n.fresh() && !n.closed {
+		n.ask()
+	}
+}
+
+// nearJudge is a Near as the task of its timer: a certificate ends.
+type nearJudge Near
+
+// Run is reactor.Task.
+func (v *nearJudge) Run() { (*Near)(v).Judge() }
+
+// Fail is reactor.Task.
+func (v *nearJudge) Fail(error) { v.Run() }
 
 // Open is 1 once requests go without a wait. What is known of it need not be fresh.
 func (n *Near) Open() int {
@@ -193,6 +230,7 @@ func (n *Near) shut(cause error, waiting exchange.Code) {
 	}
 	n.closed = true
 	n.l.Disarm(&n.last)
+	n.l.Disarm(&n.judged)
 	delete(n.l.nears, n)
 	n.met = Met{}
 	if n.cancel != nil {

@@ -23,6 +23,7 @@ import (
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
 	"aether/dataplane/snapshot"
+	"aether/meshhop"
 	"aether/mtls/record"
 )
 
@@ -216,7 +217,7 @@ func TestConnectIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	in.relay(nil, c, hop.(*net.TCPConn), nil)
+	in.relay(nil, c, &meshhop.Inbound{Conn: hop.(*net.TCPConn)}, nil)
 	if least, most := start.Add(5*time.Second), time.Now().Add(5*time.Second); app.until.Before(least) || app.until.After(most) {
 		t.Errorf("the connect has %v", app.until.Sub(start))
 	}

@@ -56,7 +56,8 @@ type Config struct {
 	Authz    *extauthz.Service // nil: nobody can be asked, and what a filter wants asked is refused
 	// Ready: the pod's application answers its probe (contract 4.11). It must not wait. nil: nobody probes, and all do.
 	Ready func(container string) bool
-	Log   *slog.Logger // nil: discard
+	Relay relay.Options // of raw-TCP ports
+	Log   *slog.Logger  // nil: discard
 }
 
 // Inbound serves the pods that are added to it.
@@ -65,6 +66,7 @@ type Inbound struct {
 	log   *slog.Logger
 	quiet *telemetry.Quiet
 	loops engine.PerLoop[loopState]
+	bonds bonds
 
 	// Relays are the connections that goroutines carry.
 	Relays engine.Relays
@@ -169,7 +171,7 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 	}
 	rec := h.Record()
 	if c.v.Class == model.TCP {
-		in.relay(l, c, tc, rec)
+		in.relay(l, c, h, rec)
 		return
 	}
 	h2 := h.ALPN == "h2"
@@ -192,14 +194,17 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 		serve = home.ServeHTTP2
 	}
 	c.serves(home, h2)
+	over := c.holdSession(h)
 	err = home.Post(func() {
 		if err := serve(fd, rec, &c.info, first); err != nil {
 			in.log.Error("cannot serve an inbound connection", "pod", p.Container, "err", err)
 			unix.Close(fd)
+			over()
 		}
 	})
 	if err != nil {
 		unix.Close(fd)
+		over()
 	}
 }
 
@@ -266,8 +271,8 @@ func peek(tc net.Conn, rec record.Conn) (first []byte, h2 bool, err error) {
 }
 
 // relay delivers a raw-TCP port.
-func (in *Inbound) relay(l *engine.Loop, c *conn, tc *net.TCPConn, rec record.Conn) {
-	p := c.pod
+func (in *Inbound) relay(l *engine.Loop, c *conn, h *meshhop.Inbound, rec record.Conn) {
+	p, tc := c.pod, h.Conn
 	ctx, cancel := context.WithTimeout(p.Context, connectLimit)
 	app, err := c.connect(ctx)
 	cancel()
@@ -284,7 +289,9 @@ func (in *Inbound) relay(l *engine.Loop, c *conn, tc *net.TCPConn, rec record.Co
 	l.Go(func() {
 		defer p.Engine.Hold(-2)
 		defer in.Relays.Add(c.state(tc))()
-		r := relay.TLS(p.Context, app, tc, rec, nil, relay.Options{})
+		life, over := c.holdRelay(h)
+		defer over()
+		r := relay.TLS(life, app, tc, rec, nil, in.cfg.Relay)
 		ended := "proxy"
 		switch r.First {
 		case relay.A:
@@ -292,7 +299,11 @@ func (in *Inbound) relay(l *engine.Loop, c *conn, tc *net.TCPConn, rec record.Co
 		case relay.B:
 			ended = "client"
 		}
-		c.record(r.BtoA, r.AtoB, ended, r.Cause())
+		cause := r.Cause()
+		if r.End == relay.Cancelled && p.Context.Err() == nil {
+			cause = revokedCause(context.Cause(life))
+		}
+		c.record(r.BtoA, r.AtoB, ended, cause)
 	})
 }
 

@@ -554,7 +554,7 @@ func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, f
 		}
 		c.relay(func() {
 			defer c.o.Relays.Add(c.state(a.RemoteAddr(), ""))()
-			c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, relay.Options{}), nil)
+			c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, c.o.cfg.Relay), nil)
 		})
 	})
 }
@@ -607,8 +607,10 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 		hop, rec := s.Conn, s.Record()
 		c.relay(func() {
 			defer c.o.Relays.Add(c.state(a.RemoteAddr(), e.SPIFFEID))()
-			r := relay.TLS(ctx, a, hop, rec, first, relay.Options{})
-			c.recordRelay(v, snap, e, r, c.st.endRaw(ctx, raw))
+			life, over := raw.holdRaw(ctx, s, c.o.cfg.Dialer.SVID(c.pod.Container))
+			defer over()
+			r := relay.TLS(life, a, hop, rec, first, c.o.cfg.Relay)
+			c.recordRelay(v, snap, e, r, c.st.endRaw(life, raw))
 		})
 	})
 }

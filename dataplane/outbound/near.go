@@ -36,7 +36,7 @@ func (st *loopState) makeNear(k hopKey, mk meshhop.Key, n Neighbour) *hopState {
 				n.Declined(no.Err)
 			}
 			st.o.notOpened(mk, err)
-			return engine.Met{}, err
+			return engine.Met{}, revoked(err)
 		}
 		info := n.Admit(st.l, m)
 		if info == nil {

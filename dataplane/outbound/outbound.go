@@ -34,6 +34,7 @@ import (
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
 	"aether/dataplane/reactor"
+	"aether/dataplane/relay"
 	"aether/dataplane/snapshot"
 	"aether/dataplane/telemetry"
 	"aether/meshhop"
@@ -47,6 +48,7 @@ type Config struct {
 	Dialer  *meshhop.Dialer
 	Journal journal.Observer
 	Authz   *extauthz.Service // nil: nobody can be asked, and what a filter wants asked is refused
+	Relay   relay.Options     // of raw TCP and of what is passed through
 	Log     *slog.Logger      // nil: discard
 
 	// Want asks for the rows of a service that a request, or a connection, waits for (contract
@@ -662,6 +664,10 @@ func ending(err error) string {
 		return "endpoint-gone"
 	case errors.Is(err, errEndpointUnhealthy):
 		return "endpoint-unhealthy"
+	case errors.Is(err, errRevoked):
+		return "identity-revoked"
+	case errors.Is(err, engine.ErrExpired):
+		return "identity-expired"
 	}
 	return ""
 }

@@ -3,6 +3,7 @@ package outbound
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -64,6 +65,7 @@ type hopState struct {
 	hop  hop
 	pin  string
 	near string // as in hopKey
+	held *bonds // what its sessions were opened with; nil: it has none
 	gone bool   // closed, or out of sessions: the next request makes another
 }
 
@@ -90,6 +92,8 @@ type rawConn struct {
 	of  *upstreams
 	key hopKey
 	cut context.CancelCauseFunc
+
+	held bonds // what its hop was opened with; none yet: it is being made
 }
 
 // of is what p knows on this loop.
@@ -299,7 +303,8 @@ const (
 // whose fault is it that there was no answer.
 func whose(code exchange.Code, cause error) fault {
 	switch {
-	case errors.Is(cause, engine.ErrHopFull), errors.Is(cause, engine.ErrNoTunnel), errors.Is(cause, errEndpointGone), errors.Is(cause, errEndpointUnhealthy):
+	case errors.Is(cause, engine.ErrHopFull), errors.Is(cause, engine.ErrNoTunnel), errors.Is(cause, errEndpointGone), errors.Is(cause, errEndpointUnhealthy),
+		errors.Is(cause, errRevoked), errors.Is(cause, engine.ErrExpired):
 		return nobodys
 	case code == exchange.Refused:
 		return refusal
@@ -449,12 +454,17 @@ func (st *loopState) makeHop(p *Pod, rq *reqState, e *snapshot.Endpoint, near st
 		group = &engine.HopGroup{Max: maxEndpointSessions}
 		u.groups[e.Addr] = group
 	}
-	h := &hopState{pin: e.SPIFFEID, near: k.near}
+	h := &hopState{pin: e.SPIFFEID, near: k.near, held: &bonds{}}
 	made := st.l.NewHop(p.Engine, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
 		s, err := st.o.cfg.Dialer.Dial(ctx, mk)
 		if err != nil {
 			st.o.notOpened(mk, err)
 			return -1, nil, 0, err
+		}
+		h.held.add(s.Bond)
+		if err := s.Bond.Judge(st.o.cfg.Dialer.SVID(mk.Pod), time.Now()); err != nil { // it has changed since
+			s.Conn.Close()
+			return -1, nil, 0, fmt.Errorf("%w: %w", errRevoked, err)
 		}
 		rec := s.Record()
 		fd, err := socket.TakeFD(s.Conn)
@@ -516,7 +526,7 @@ func (st *loopState) endRaw(ctx context.Context, r *rawConn) error {
 		r.dest.End(r.host)
 		delete(r.of.raw, r)
 	})
-	if errors.Is(cause, errEndpointGone) || errors.Is(cause, errEndpointUnhealthy) {
+	if errors.Is(cause, errEndpointGone) || errors.Is(cause, errEndpointUnhealthy) || errors.Is(cause, errRevoked) || errors.Is(cause, engine.ErrExpired) {
 		return cause
 	}
 	return nil

@@ -7,7 +7,8 @@
 //     close_notify and FIN. The other direction goes on.
 //   - What is no orderly end is passed on as a reset: a reset, a lost peer, a hop that
 //     ends without close_notify.
-//   - There is no idle cut. Keepalive finds peers that are gone.
+//   - There is no idle cut unless one is asked for. Keepalive finds peers that are gone, and the patrol
+//     those that owe an acknowledgement; a peer that is well and reads nothing stays.
 //   - Buffers and pipes are held while bytes move, and not while a relay waits.
 //   - Every goroutine that a relay starts has ended when it returns.
 //
@@ -41,8 +42,17 @@ type Options struct {
 	UserTimeout time.Duration
 
 	// Patrol is how often both connections are looked at for a reset that no
-	// read or write meets: a direction that is stuck writing does not read. 0: 15 s.
+	// read or write meets (a direction that is stuck writing does not read), for a peer
+	// that acknowledges nothing, and for Idle. 0: 15 s, or a quarter of Idle if that is less.
 	Patrol time.Duration
+
+	// Dead is how long a peer may owe the acknowledgement of what was sent to it, or the
+	// answer to a probe of its closed window, before it is taken for dead; Patrol comes on top. A peer whose window is
+	// closed and that answers probes owes nothing (RFC 9293 3.8.6.1). 0: 45 s.
+	Dead time.Duration
+
+	// Idle ends a relay on which no byte has moved either way for so long. 0: never.
+	Idle time.Duration
 }
 
 // Side is one of a relay's two connections.
@@ -74,6 +84,7 @@ type End string
 const (
 	Finished  End = "finished"  // both directions in order
 	Reset     End = "reset"     // one side reset its connection
+	Idle      End = "idle"      // Options.Idle
 	Lost      End = "lost"      // one side stopped answering, or its network did
 	Truncated End = "truncated" // the hop ended without close_notify: bytes may be missing
 	Broken    End = "broken"    // the hop's TLS failed, or the peer sent an alert: it may have refused our certificate
@@ -130,6 +141,8 @@ type end struct {
 	side Side
 	raw  syscall.RawConn
 
+	owes time.Time // since when the patrol has seen an acknowledgement missing; zero: none is. The patrol's own
+
 	mu     sync.Mutex
 	shut   bool  // we have ended our direction: TCP_CLOSE may be the end of both
 	failed error // what the patrol was told
@@ -139,7 +152,10 @@ type end struct {
 type run struct {
 	a, b  end
 	every time.Duration // between two looks of the patrol
-	res   Result        // byte counts: each written by one direction; the rest under mu
+	dead  time.Duration // Options.Dead
+	idle  time.Duration // Options.Idle
+	began time.Time
+	res   Result // byte counts: each written by one direction; the rest under mu
 
 	mu      sync.Mutex
 	settled bool    // First, End and Err are final
@@ -148,7 +164,13 @@ type run struct {
 }
 
 func newRun(a, b Conn, o Options) (*run, error) {
-	r := &run{every: cmp.Or(o.Patrol, 15*time.Second), a: end{Conn: a, side: A}, b: end{Conn: b, side: B}}
+	r := &run{
+		every: cmp.Or(o.Patrol, 15*time.Second), dead: cmp.Or(o.Dead, 45*time.Second), idle: o.Idle, began: time.Now(),
+		a: end{Conn: a, side: A}, b: end{Conn: b, side: B},
+	}
+	if o.Patrol == 0 && o.Idle > 0 {
+		r.every = min(r.every, max(o.Idle/4, 10*time.Millisecond))
+	}
 	for _, e := range []*end{&r.a, &r.b} {
 		var err error
 		if e.raw, err = e.SyscallConn(); err == nil {
@@ -235,11 +257,9 @@ func (r *run) patrol() (stop func()) {
 		if ended {
 			return
 		}
-		for _, e := range []*end{&r.a, &r.b} {
-			if err := e.wasReset(); err != nil {
-				r.abort(&sideError{e.side, fmt.Errorf("relay: %w", err)})
-				return
-			}
+		if err := r.look(time.Now()); err != nil {
+			r.abort(err)
+			return
 		}
 		t.Reset(r.every)
 	})
@@ -249,6 +269,56 @@ func (r *run) patrol() (stop func()) {
 		ended = true
 		t.Stop()
 	}
+}
+
+var (
+	errDead = fmt.Errorf("the peer acknowledges nothing any more: %w", syscall.ETIMEDOUT)
+	errIdle = errors.New("relay: no byte has moved for as long as one may be idle")
+)
+
+// look is a patrol's: the error of an end that the relay is not to outlive.
+func (r *run) look(now time.Time) error {
+	idle := r.idle > 0
+	for _, e := range []*end{&r.a, &r.b} {
+		if err := e.wasReset(); err != nil {
+			return &sideError{e.side, fmt.Errorf("relay: %w", err)}
+		}
+		info := e.info()
+		if info == nil { // no TCP: the kernel tells of the peer's end
+			continue
+		}
+		if e.silent(info, now) >= r.dead {
+			return &sideError{e.side, fmt.Errorf("relay: %w", errDead)}
+		}
+		moved := time.Duration(min(info.Last_data_recv, info.Last_data_sent)) * time.Millisecond
+		idle = idle && moved >= r.idle
+	}
+	if idle && now.Sub(r.began) >= r.idle {
+		return &sideError{Nobody, errIdle}
+	}
+	return nil
+}
+
+// info is the kernel's account of the connection; nil: it is no TCP connection, or is closed.
+func (e *end) info() (info *unix.TCPInfo) {
+	if _, ok := e.Conn.(*net.TCPConn); ok {
+		_ = e.raw.Control(func(fd uintptr) { info, _ = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	}
+	return info
+}
+
+// silent is how long the peer is known to owe an answer: to bytes or a FIN that it has not acknowledged, or to a probe of
+// its closed window. Any acknowledgement since, that of a probe too, is an answer.
+func (e *end) silent(info *unix.TCPInfo, now time.Time) time.Duration {
+	heard := now.Add(-time.Duration(info.Last_ack_recv) * time.Millisecond)
+	switch {
+	case info.Unacked == 0 && info.Probes == 0:
+		e.owes = time.Time{}
+		return 0
+	case e.owes.IsZero() || heard.After(e.owes):
+		e.owes = now // it owes at this moment, which need not mean much
+	}
+	return now.Sub(e.owes)
 }
 
 // wasReset is the error of a connection that was reset, or given up by the
@@ -371,6 +441,8 @@ func classify(err error) End {
 		return Truncated
 	case errors.Is(err, errBroken):
 		return Broken
+	case errors.Is(err, errIdle):
+		return Idle
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return Cancelled
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ENOTCONN):

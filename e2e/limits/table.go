@@ -32,6 +32,7 @@ var bounds = []bound{
 	{"dataplane/engine", "podBytes", "bytes read, a pod and iteration", "the pod's connections go on in the next iteration, those that wait longest first. Pods that have work put off divide it among them"},
 	{"dataplane/engine", "podAccepts", "connections a listener and iteration", "the rest is accepted in the next iteration"},
 	{"dataplane/engine", "lifeMargin", "time", "a hop session takes no new requests this long before its certificates end, or at half of their rest if that is later"},
+	{"dataplane/engine", "goawayTime", "time", "a caller's HTTP/2 session is told so long before its certificates end that it takes no new requests, or at half of their rest if that is later; at their end it is cut"},
 	{"dataplane/engine", "leaveTime", "time", "requests at an endpoint that has left the registry end then at the latest, with their session (decision 029); one that is free is closed at once"},
 	{"dataplane/engine", "maxWaiters", "requests a key, or a port of an HTTP/2 application", "a further request that has to wait for a session is refused as an overflow"},
 	{"dataplane/engine", "maxSessions", "sessions a key", "no further session is dialled: requests wait for room in these"},
@@ -176,6 +177,7 @@ var bounds = []bound{
 	{"dataplane/outbound", "keepSniffers", "sniffers a loop", "one given back is left to the garbage collector"},
 	{"dataplane/outbound", "coldTime", "time", "a request, or captured connection, for a service of the catalog whose rows are not here: 503, or a reset of raw TCP (contract 4.6)"},
 	{"dataplane/outbound", "maxCold", "requests and connections that wait for rows", "a further one is refused at once (503 `overload`)"},
+	{"dataplane/outbound", "maxBonds", "pairs of certificates that a hop's sessions were opened with", "the oldest is not judged again when a bundle changes; it ends with its certificates"},
 
 	{"dataplane/inbound", "connectLimit", "time", "the connect to an application's raw-TCP port counts as failed: the caller is reset"},
 	{"dataplane/inbound", "firstLimit", "time", "a verified hop that sends nothing is closed"},
@@ -209,7 +211,8 @@ var bounds = []bound{
 	{"dataplane/relay", "keepPipes", "empty pipes", "one given back is closed"},
 	{"dataplane/relay", "pipeLen", "bytes of a pipe", "one splice moves at most this much; it is what the kernel gives anybody (fs.pipe-max-size)"},
 	{"dataplane/relay", "Options.KeepAlive", "time", "a silent connection is probed; four lost probes, a quarter of this apart, end it"},
-	{"dataplane/relay", "Options.Patrol", "time", "both connections of a relay are looked at this often for a reset that no read or write meets"},
+	{"dataplane/relay", "Options.Patrol", "time", "both connections of a relay are looked at this often for a reset that no read or write meets, and for a peer that acknowledges nothing"},
+	{"dataplane/relay", "Options.Dead", "time that a peer owes an acknowledgement, from the look that first saw it", "the relay ends (`lost`); one that answers the probes of its closed window owes none (decision 054)"},
 	{"dataplane/relay", "alertTime", "time", "the alert that tells of a broken hop is given up, and the connection is closed"},
 
 	{"meshhop", "DefaultConnect", "time", "the connect of a hop counts as failed"},
