@@ -671,7 +671,7 @@ func TestTunnelWaits(t *testing.T) {
 	}
 }
 
-// TestTunnelQuiet: nothing cuts a tunnel on which nothing moves for a day. (What becomes of a quiet
+// TestTunnelQuiet: nothing but the end of its certificates cuts a tunnel on which nothing moves for a day. (What becomes of a quiet
 // request is TestLimitsOfTime's.)
 func TestTunnelQuiet(t *testing.T) {
 	if !withConnect(t) {
@@ -684,6 +684,7 @@ func TestTunnelQuiet(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			clk := newClock()
 			m := newMesh(t, Config{Now: clk.Now}, netip.AddrPort{})
+			m.life = 48 * time.Hour // it ends with its certificates, and not before
 			if m.in.to = m.appH1(nil, echoBye); tt.appH2 {
 				m.in.to, m.in.h2 = m.appH2(nil), true
 			}
@@ -697,7 +698,7 @@ func TestTunnelQuiet(t *testing.T) {
 				eventually(t, "the hop's peer has answered", func() bool {
 					quiet := false
 					m.onLoop(func(*Loop) {
-						for _, h := range slices.Concat(m.theHop.conns, m.theHop.old) { // its certificates end within the day
+						for _, h := range slices.Concat(m.theHop.conns, m.theHop.old) {
 							quiet = h.pinged == 0
 						}
 					})

@@ -147,8 +147,11 @@ func (m *Mesh) Pod(name string) *rig.Pod {
 
 // Issue makes a certificate and puts it where the proxies look for the identity
 // of req's Namespace and Account.
-func (m *Mesh) Issue(req rig.SVIDRequest) error {
-	s, err := m.ca.Issue(req)
+func (m *Mesh) Issue(req rig.SVIDRequest) error { return m.IssueBy(m.ca, req) }
+
+// IssueBy is Issue by another authority, which becomes the bundle's only one.
+func (m *Mesh) IssueBy(ca *rig.CA, req rig.SVIDRequest) error {
+	s, err := ca.Issue(req)
 	if err != nil {
 		return err
 	}

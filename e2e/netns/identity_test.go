@@ -422,3 +422,38 @@ func TestRotation(t *testing.T) {
 		expect(t, raw, "still")
 	}
 }
+
+// TestRevoked: when a pod trusts another authority, what it has open with those of the old one ends, at whichever side
+// it is, though nobody has asked for anything.
+func TestRevoked(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	for i, side := range []string{"source", "destination"} {
+		t.Run(side, func(t *testing.T) {
+			a, b := "leaves-a"+side[:1], "leaves-b"+side[:1]
+			from := addPod(t, ctx, mesh.Pod{Name: a, Account: a})
+			to := addPod(t, ctx, mesh.Pod{Name: b, Account: b, Node: 1, Ports: "9000=tcp"})
+			write(t, ctx, "service-"+b, rig.ServiceYAML(rig.ServiceManifest{Namespace: "shop", Name: b, ClusterIPs: w.ClusterIPs(uint8(96 + i)), Ports: []uint16{9000}}))
+			if err := w.ServeTCP(ctx, &to.Space, local(9000), echo); err != nil {
+				t.Fatal(err)
+			}
+			raw := dial(t, ctx, from, vip(uint8(96+i), 9000))
+			say(t, raw, "before")
+			expect(t, raw, "before")
+			next, err := rig.NewCA("rig.test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			account := a
+			if side == "destination" {
+				account = b
+			}
+			if err := w.IssueBy(next, rig.SVIDRequest{Namespace: "shop", Account: account}); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := raw.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%d bytes, %v: want its end", n, err)
+			}
+		})
+	}
+}
