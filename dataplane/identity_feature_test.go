@@ -8,12 +8,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"aether/meshhop"
 	"aether/mtls"
 	"aether/mtls/devca"
 	"aether/mtls/spiffeid"
@@ -212,6 +214,73 @@ func TestSessionsEndWithTheirIdentity(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// TestPeerThatStays: a peer that does not end its session is ended by the other side: whoever calls and stays on, when his
+// certificate has expired or is trusted no more.
+func TestPeerThatStays(t *testing.T) {
+	for name, tt := range map[string]struct {
+		life time.Duration
+		news func(t *testing.T, w *town, fresh *devca.CA)
+	}{
+		"his certificate expires": {life: 4 * time.Second},
+		"the destination trusts another authority": {time.Hour, func(t *testing.T, w *town, fresh *devca.CA) {
+			w.rotate("cart", issue(t, fresh, "cart", time.Hour))
+		}},
+	} {
+		for _, proto := range []meshhop.Proto{meshhop.H2, meshhop.Raw} {
+			t.Run(fmt.Sprint(name, ", ", proto), func(t *testing.T) {
+				t.Parallel()
+				w := newTown(t)
+				fresh, err := devca.Open(t.TempDir(), "td", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.pod("web", "web", "web", "127.1.0.9")
+				w.pod("cart", "cart", "cart", "127.1.0.1")
+				w.rotate("web", issue(t, w.ca, "web", tt.life))
+				port, class, said := w.parrot(), "http", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+				if proto == meshhop.Raw {
+					class, said = "tcp", "hello"
+				}
+				w.apply(fmt.Sprintf("local shop/web cid=web\nlocal shop/cart %d=%s cid=cart\n", port, class))
+				d := meshhop.Dialer{SVID: w.svid, Sockets: func(ctx context.Context, _ string, a netip.AddrPort) (*net.TCPConn, error) {
+					return here{}.Connect(ctx, a)
+				}}
+				s, err := d.Dial(w.ctx, meshhop.Key{
+					Pod: "web", Source: w.svid("web").ID, Endpoint: netip.MustParseAddrPort(w.hops[netip.MustParseAddr("127.1.0.1")]),
+					SNI: fmt.Sprint(port), Proto: proto, Pin: w.svid("cart").ID,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer s.Conn.Close()
+				b, err := s.Record().Seal(nil, []byte(said))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := s.Conn.Write(b); err != nil {
+					t.Fatal(err)
+				}
+				_ = s.Conn.SetReadDeadline(time.Now().Add(30 * time.Second))
+				if _, err := s.Conn.Read(make([]byte, 16<<10)); err != nil { // SETTINGS, or what it repeats
+					t.Fatal(err)
+				}
+				if tt.news != nil {
+					tt.news(t, w, fresh)
+				}
+				for err == nil {
+					_, err = s.Conn.Read(make([]byte, 16<<10))
+				}
+				if n, ok := err.(net.Error); ok && n.Timeout() {
+					t.Error("it goes on")
+				}
+				if tt.news == nil && time.Now().Before(s.NotAfter.Add(-2*time.Second)) && proto == meshhop.Raw {
+					t.Error("it ended before its time")
+				}
+			})
 		}
 	}
 }
