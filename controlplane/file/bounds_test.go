@@ -31,7 +31,7 @@ func TestConditionsAreBounded(t *testing.T) {
 		"CORS":        {"  - filters:\n    - type: CORS\n      cors:\n        allowMethods: [GET]\n        allowOrigins:\n", "        - \"https://#.example\"\n", 64},
 	} {
 		for n, fine := range map[int]bool{tt.most: true, tt.most + 1: false} {
-			p := parse("x.yaml", []byte(head+tt.rules+list(n, tt.one)), Options{}.withDefaults())
+			p := parse("x.yaml", []byte(head+tt.rules+list(n, tt.one)), Options{}.withDefaults(), nil)
 			l := newLoader("", Options{})
 			l.files["x.yaml"] = p
 			_, problems := l.build()
@@ -47,7 +47,7 @@ func TestConditionsAreBounded(t *testing.T) {
 }
 
 // TestFilesAreBounded: a directory of too many files, or of too many bytes, loses what is beyond, by name, and what it
-// has stays; a file that does not fit any more keeps what it last said.
+// has stays: new files push out none that are known; a file that does not fit any more keeps what it last said.
 func TestFilesAreBounded(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "next.yaml")
@@ -57,14 +57,20 @@ func TestFilesAreBounded(t *testing.T) {
 	for _, tt := range []struct {
 		files int
 		total int64
+		known bool
 		want  string // of the problem
 	}{
-		{19_999, 0, ""},
-		{20_000, 0, "more than 20000 files"},
-		{0, 256<<20 - size, ""},
-		{0, 256<<20 - size + 1, "more than 256 MiB"},
+		{19_999, 0, false, ""},
+		{20_000, 0, false, "more than 20000 files"},
+		{39_999, 0, true, ""},
+		{40_000, 0, true, "more than 20000 files"},
+		{0, 256<<20 - size, true, ""},
+		{0, 256<<20 - size + 1, true, "more than 256 MiB"},
 	} {
-		s := scan{files: map[string]*parsed{}, old: map[string]*parsed{"next.yaml": old}, total: tt.total}
+		s := scan{files: map[string]*parsed{}, old: map[string]*parsed{}, total: tt.total}
+		if tt.known {
+			s.old["next.yaml"] = old
+		}
 		for i := range tt.files {
 			s.files[fmt.Sprintf("%d.yaml", i)] = old
 		}

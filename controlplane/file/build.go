@@ -27,17 +27,28 @@ func (l *loader) views() *Views {
 	b.problems = append(b.problems, l.problems...)
 	var items []item
 	filters := map[string][]item{}
+	take := func(it item) {
+		if it.filter != nil {
+			filters[it.key] = append(filters[it.key], it)
+		} else if b.claim(it, it.key, "is defined twice, first at %s: this one is not in force; keep one of the two") {
+			items = append(items, it)
+		}
+	}
+	var kept []item // they give way to what is said
 	for _, name := range slices.Sorted(maps.Keys(l.files)) {
 		f := l.files[name]
 		b.problems = append(b.problems, f.problems...)
 		for _, it := range f.items {
-			if it.filter != nil {
-				filters[it.key] = append(filters[it.key], it)
-				continue
+			if it.since.IsZero() {
+				take(it)
+			} else {
+				kept = append(kept, it)
 			}
-			if b.claim(it, it.key, "is defined twice, first at %s: this one is not in force; keep one of the two") {
-				items = append(items, it)
-			}
+		}
+	}
+	for _, it := range kept {
+		if it.filter == nil || len(filters[it.key]) == 0 {
+			take(it)
 		}
 	}
 	for _, it := range items {
@@ -67,6 +78,7 @@ func (l *loader) views() *Views {
 	}
 	b.policies(items)
 	b.meshConfig(items)
+	l.restore(&b)
 	b.sort()
 	return &Views{mesh: b.mesh, configs: b.configs, problems: b.problems, nodes: b.nodes, pods: b.local}
 }
@@ -86,9 +98,12 @@ func (b *builder) report(it item, line int, format string, args ...any) {
 	b.problems = append(b.problems, problem{Object: it.object, File: it.file, Line: line, Reason: fmt.Sprintf(format, args...)})
 }
 
-// claim takes key for it, or reports whoever has it already. format has one %s: where that is.
+// claim takes key for it, or reports whoever has it already; what is kept gives way without a word. format
+// has one %s: where that is.
 func (b *builder) claim(it item, key, format string) bool {
-	if first, ok := b.taken[key]; ok {
+	if first, ok := b.taken[key]; ok && !it.since.IsZero() {
+		return false
+	} else if ok {
 		where := place(first.file, first.line)
 		if first.object != it.object {
 			where += " (" + first.object + ")"

@@ -10,7 +10,7 @@ import (
 func load(t testing.TB, o Options, text string) (string, []string) {
 	t.Helper()
 	l := newLoader("", o)
-	l.files["shop.yaml"] = parse("shop.yaml", []byte(text), l.o)
+	l.files["shop.yaml"] = parse("shop.yaml", []byte(text), l.o, nil)
 	m, problems := l.build()
 	var out []string
 	for _, p := range problems {
@@ -124,7 +124,7 @@ spec: x
 		{"plain text", "hello\n", `shop.yaml:7: document: text where a Kubernetes object is expected`},
 		{"a list", "- a\n", `shop.yaml:7: document: a list where a Kubernetes object is expected`},
 		{"no kind", "apiVersion: v1\nmetadata: {name: x}\n", `shop.yaml:7: document: no kind`},
-		{"another kind", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x, namespace: shop}\n", `shop.yaml:8: Deployment shop/x: kind Deployment (apps/v1) is not read by this source and is ignored: it reads Pod,`},
+		{"another kind", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x, namespace: shop}\n", `shop.yaml:8: Deployment shop/x: kind Deployment (apps/v1) is not of the mesh and is ignored`},
 		{"another version", "apiVersion: v2\nkind: Pod\nmetadata: {name: x, namespace: shop}\n", `shop.yaml:7: Pod shop/x: apiVersion "v2" of a Pod is not read: write v1`},
 		{"no name", "apiVersion: v1\nkind: Pod\nmetadata: {namespace: shop}\n", `shop.yaml:9: Pod shop/: metadata.name "" cannot be a name`},
 		{"name with a slash", "apiVersion: v1\nkind: Pod\nmetadata: {name: ../x}\n", `shop.yaml:9: Pod default/../x: metadata.name "../x" cannot be a name`},
@@ -198,7 +198,7 @@ func FuzzParse(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		p := parse("x.yaml", []byte(text+"\n---\n"+goodPod), Options{}.withDefaults())
+		p := parse("x.yaml", []byte(text+"\n---\n"+goodPod), Options{}.withDefaults(), nil)
 		if n := len(p.items); n == 0 || p.items[n-1].object != "Pod shop/good" {
 			t.Fatalf("the good pod is lost: %+v", p.items)
 		}

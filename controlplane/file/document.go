@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
@@ -75,11 +76,14 @@ func blank(line []byte) bool {
 	return len(line) == 0 || line[0] == '#'
 }
 
-// parsed is what one file says; it is never changed once made.
+// parsed is what one file says, and what it said before and cannot be told from it any more; it is never
+// changed once made.
 type parsed struct {
 	sum      [32]byte
 	items    []item
 	problems []problem
+	form
+	slips
 }
 
 // item is one object, cut down to what the mesh needs of it. Exactly one of the
@@ -89,6 +93,7 @@ type item struct {
 	key    string // no two items of a mesh share it
 	file   string
 	line   int
+	since  time.Time // it is kept, since then; zero: it is what the file says
 
 	node    *nodeFacts
 	pod     *podFacts
@@ -106,15 +111,28 @@ type reader struct {
 	gamma.Reader
 	o       Options
 	items   []item
+	slips   slips
 	retried int // bytes parsed again, see wrongLine
 }
 
-func parse(name string, b []byte, o Options) *parsed {
-	r := reader{Reader: gamma.Reader{File: name}, o: o}
-	for _, doc := range split(b) {
+// parse reads a file; old is what it was before, nil: it is new.
+func parse(name string, b []byte, o Options, old *parsed) *parsed {
+	r := reader{Reader: gamma.Reader{File: name}, o: o, slips: slips{refused: map[string]int{}, empty: len(bytes.TrimSpace(b)) == 0}}
+	docs := split(b)
+	f := formOf(b, docs)
+	within, between := f.cut(old)
+	for i, doc := range docs {
+		if within && i == len(docs)-1 {
+			r.Report("document", doc.base+1, "the file ends within a line and is shorter than before: it seems to be cut off here, and nothing of this document is in force; write it whole, with a line break at its end")
+			r.untold(doc.text, doc.base+1)
+			break
+		}
 		r.document(doc)
 	}
-	return &parsed{items: r.items, problems: r.Problems}
+	if between {
+		r.slips.cutAt = docs[len(docs)-1].base + 1
+	}
+	return &parsed{items: r.items, problems: r.Problems, form: f, slips: r.slips}
 }
 
 // yamlLine finds the line, counted within the document, in the YAML package's errors.
@@ -132,6 +150,7 @@ func (r *reader) document(doc document) {
 	}
 	if err := dec.Decode(new(yaml.Node)); err == nil {
 		r.Report("document", doc.base+1, "a second document begins inside this one: put --- alone on a line between them")
+		r.untold(doc.text, doc.base+1)
 		return
 	} else if !errors.Is(err, io.EOF) {
 		r.syntax(doc, err)
@@ -146,7 +165,9 @@ func (r *reader) syntax(doc document, err error) {
 		msg = msg[len(m[0]):]
 		line, _ = strconv.Atoi(cmp.Or(m[1], "1"))
 	}
-	r.Report("document", doc.base+r.wrongLine(doc.text, line), "not YAML: %s: correct it; nothing of this document is in force (it begins on line %d)", msg, doc.base+1)
+	line = doc.base + r.wrongLine(doc.text, line)
+	r.Report("document", line, "not YAML: %s: correct it; nothing of this document is in force (it begins on line %d)", msg, doc.base+1)
+	r.untold(doc.text, line)
 }
 
 // maxRetries bounds the bytes of a file that are parsed again to find its errors.
@@ -195,9 +216,6 @@ var known = map[string]struct {
 	"MeshConfig":     {[]string{configGroup + "/v1"}, false, (*reader).meshConfig},
 }
 
-const kindsRead = "Pod, Service, ServiceAccount, Node, List (v1), HTTPRoute, GRPCRoute, TCPRoute, TLSRoute and ReferenceGrant (" +
-	gatewayGroup + "/v1), HTTPFilter, EndpointPolicy and MeshConfig (" + configGroup + "/v1)"
-
 // object reads one object, or the objects of a List.
 func (r *reader) object(n *yaml.Node, base int) {
 	var head struct {
@@ -211,7 +229,9 @@ func (r *reader) object(n *yaml.Node, base int) {
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
 		return // "--- # nothing here"
 	}
+	r.slips.some = true
 	if n.Kind != yaml.MappingNode {
+		r.untoldNode(n, base)
 		r.Report("document", base+n.Line, "%s where a Kubernetes object is expected: begin it with apiVersion and kind", gamma.Describe(n))
 		return
 	}
@@ -221,16 +241,26 @@ func (r *reader) object(n *yaml.Node, base int) {
 	switch {
 	case head.Kind == "":
 		r.Report("document", o.Line(), "no kind: begin the object with apiVersion and kind")
+		r.untoldNode(n, base)
 		return
 	case head.Kind == "List" && head.APIVersion == "v1":
 		r.list(o)
 		return
+	case foreign(head.APIVersion, head.Kind):
+		r.Report(o.String(), o.At("kind"), "kind %s (%s) is not of the mesh and is ignored", head.Kind, head.APIVersion)
+		return
 	case !ok:
-		r.Report(o.String(), o.At("kind"), "kind %s (%s) is not read by this source and is ignored: it reads %s", head.Kind, head.APIVersion, kindsRead)
+		mend := "correct it, or leave the object out"
+		if near := nearKind(head.Kind); near != "" {
+			mend = "write " + near + " (" + known[near].versions[0] + ")"
+		}
+		r.Report(o.String(), o.At("kind"), "kind %s (%s) is not read: %s", head.Kind, head.APIVersion, mend)
+		r.untoldNode(n, base)
 		return
 	}
 	if !slices.Contains(k.versions, head.APIVersion) {
 		r.Report(o.String(), o.At("apiVersion"), "apiVersion %q of %s is not read: write %s", head.APIVersion, gamma.An(head.Kind), k.versions[0])
+		r.untoldNode(n, base)
 		return
 	}
 	switch {
@@ -241,13 +271,17 @@ func (r *reader) object(n *yaml.Node, base int) {
 	}
 	if why := validation.IsDNS1123Subdomain(o.Name); len(why) > 0 {
 		r.Report(o.String(), o.At("metadata", "name"), "metadata.name %q cannot be a name: %s", o.Name, strings.Join(why, "; "))
+		r.untoldNode(n, base)
 		return
 	}
 	if why := validation.IsDNS1123Label(o.Namespace); !k.cluster && len(why) > 0 {
 		r.Report(o.String(), o.At("metadata", "namespace"), "metadata.namespace %q cannot be a name: %s", o.Namespace, strings.Join(why, "; "))
+		r.untoldNode(n, base)
 		return
 	}
+	r.Doubt, r.Unaimed = false, false
 	k.decode(r, o)
+	r.judge(o)
 }
 
 func (r *reader) service(o gamma.Object) {
@@ -284,19 +318,26 @@ func (r *reader) meshConfig(o gamma.Object) { r.add(o, item{mesh: r.MeshConfig(o
 
 // list reads what `kubectl get -o yaml` prints of several objects.
 func (r *reader) list(o gamma.Object) {
+	whole, line := false, o.Line()
 	for i := 0; i+1 < len(o.Root.Content); i += 2 {
 		key, value := o.Root.Content[i], o.Root.Content[i+1]
 		switch {
 		case key.Value == "apiVersion", key.Value == "kind", key.Value == "metadata":
 		case key.Value != "items":
 			r.Report("List", o.Base+key.Line, "unknown field %q: remove it", key.Value)
+			whole, line = false, o.Base+key.Line
 		case value.Kind == yaml.SequenceNode:
+			whole = true
 			for _, e := range value.Content {
 				r.object(e, o.Base)
 			}
 		case value.ShortTag() != "!!null":
 			r.Report("List", o.Base+key.Line, "field \"items\" is %s where a list is expected: write a list", gamma.Describe(value))
+			line = o.Base + key.Line
 		}
+	}
+	if !whole { // cut, or spelt another way
+		r.untoldNode(o.Root, line-o.Root.Line)
 	}
 }
 

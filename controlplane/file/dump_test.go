@@ -416,7 +416,7 @@ func TestDumpLoads(t *testing.T) {
 		m := g.mesh()
 		text := Dump(m)
 		l := newLoader("", testOptions)
-		l.files["mesh.yaml"] = parse("mesh.yaml", text, l.o)
+		l.files["mesh.yaml"] = parse("mesh.yaml", text, l.o, nil)
 		got, problems := l.build()
 		if !reflect.DeepEqual(got, m) {
 			t.Fatalf("seed %d:\n%s\ngot  %s\nwant %s\nproblems %v", seed, text, render(got), render(m), problems)

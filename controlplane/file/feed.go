@@ -10,12 +10,23 @@ import (
 
 // Feed is Watch for the control loop: it tells sink the whole state once and then what
 // differs, key by key, until ctx ends. base are the settings where no MeshConfig says any.
-// A MeshConfig that is refused says what it said before.
+// A MeshConfig that is refused says what it said before. Where a document cannot be read that may be a
+// policy, and it is not known what was in force before, nothing is told but that.
 func Feed(ctx context.Context, dir string, o Options, base input.Settings, sink input.Sink) error {
 	var last *input.Batch
 	var down string // why the directory cannot be read, as told
 	var good meshConfigs
 	return observe(ctx, dir, o, func(s *source, problems []model.Problem) {
+		if last == nil && s.before == nil {
+			// Who asked for nothing more than what can be read would open what the rest closes.
+			if why := s.unsure(); why != "" {
+				if why != down {
+					sink.Report(input.Status{Err: why})
+					down = why
+				}
+				return
+			}
+		}
 		next := input.Whole(s.mesh, problems, base)
 		good = s.configs.after(good)
 		good.say(&next, s.configs.mesh != nil, base)
@@ -37,7 +48,7 @@ func Feed(ctx context.Context, dir string, o Options, base input.Settings, sink 
 		}
 		last = &next
 		if o.OnPods != nil {
-			o.OnPods(Local{s.pods, *next.Locality})
+			o.OnPods(Local{Pods: s.pods, Locality: *next.Locality, Partial: !s.whole})
 		}
 	})
 }

@@ -3,8 +3,8 @@
 //
 //   - It reads Pod, Service, ServiceAccount, Node; HTTPRoute, GRPCRoute, TCPRoute,
 //     TLSRoute and ReferenceGrant of the Gateway API; HTTPFilter, EndpointPolicy and
-//     MeshConfig of config.aether.io: alone, in multi-document files, or in a List, from *.yaml
-//     and *.yml at any depth.
+//     MeshConfig of config.aether.io: alone, in multi-document files, or in a List, from *.yaml,
+//     *.yml and *.json at any depth.
 //   - Strict: a field, an annotation of ours or a value that is not understood
 //     refuses the object that holds it, by file and line, and nothing else.
 //   - Fail closed: what is refused of a route stays as rules that answer 500 to
@@ -15,12 +15,15 @@
 //     which of two policies was meant cannot be told.
 //   - What is published is whole: a listing or a file that cannot be read at
 //     the moment keeps what it last said.
+//   - Kept: an object that can no longer be told from its file stays as it last was,
+//     until the file can be told again or is removed (decision 045).
 //
 // It knows no API server, no registry and nothing of what becomes of a Mesh.
 package file
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -91,12 +94,25 @@ type Options struct {
 	// on Feed's goroutine. Somebody else leads their lives then, and what the Sink hears of
 	// the directory has neither workloads nor endpoints of anybody.
 	OnPods func(Local)
+
+	// Before, if not nil, gives Feed what was in force before the process started, once that is known; nil:
+	// nothing is. It is called once, on Feed's goroutine; nil is also right where ctx has ended.
+	Before func(ctx context.Context) *Before
+}
+
+// Before is what was in force before the process started.
+type Before struct {
+	Batch input.Batch // Endpoints to Retained are looked at, and Workloads; they are not changed
+	At    time.Time   // until when it was known to be true
 }
 
 // Local is what a directory says of one node's own pods.
 type Local struct {
 	Pods     []Pod          // by namespace and name
 	Locality input.Locality // of the node
+	// Partial: a document could not be read since the process started, and may be a pod's that is not in
+	// Pods and has not gone.
+	Partial bool
 }
 
 // Pod is one of a node's own, for whoever leads its life.
@@ -157,7 +173,7 @@ func finish(in []problem) []model.Problem {
 				Reason: fmt.Sprintf("%d more problems are not listed: mend the ones above first", len(in)-i),
 			})
 		}
-		out = append(out, model.Problem{Object: p.Object, Where: place(p.File, p.Line), Reason: p.Reason})
+		out = append(out, model.Problem{Object: p.Object, Where: place(p.File, p.Line), Reason: p.Reason, Since: p.Since})
 	}
 	return out
 }

@@ -115,7 +115,7 @@ func TestLoadOddFiles(t *testing.T) {
 	}
 	want := []string{
 		"big.yaml cannot be read: larger than 16 MiB: what it last said is kept; mend it",
-		"dangling.yaml a link that leads nowhere: correct or remove it",
+		"dangling.yaml a link that leads nowhere: what was last read there is kept; correct or remove it",
 		"fifo.yaml is no regular file and is not read: replace or rename it",
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {

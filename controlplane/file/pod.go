@@ -83,6 +83,7 @@ func (r *reader) pod(o gamma.Object) {
 		}
 	case "", "false":
 	default:
+		r.Doubt = true
 		r.Report(o.String(), o.At("metadata", "labels", LabelManaged),
 			"label %s is %q, and only \"true\" puts a pod in the mesh: write \"true\" or \"false\"", LabelManaged, managed)
 	}
@@ -271,6 +272,7 @@ func health(p *corev1.Pod) model.Health {
 // capture reads contract 1.5; what cannot be read of it is left out and told.
 func (r *reader) capture(o gamma.Object, annotations map[string]string) model.Capture {
 	c, problems := rules.ParseAnnotations(annotations, r.o.RedirectAllDefault)
+	r.Doubt = r.Doubt || len(problems) > 0
 	for _, p := range problems {
 		r.Report(o.String(), o.At("metadata", "annotations", p.Annotation), "annotation %s: %q: %s", p.Annotation, p.Entry, p.Reason)
 	}

@@ -81,7 +81,7 @@ func TestNothingWidens(t *testing.T) {
 
 func readRoute(t *testing.T, text []byte) *model.Route {
 	t.Helper()
-	for _, it := range parse("x.yaml", text, Options{}.withDefaults()).items {
+	for _, it := range parse("x.yaml", text, Options{}.withDefaults(), nil).items {
 		if it.route != nil {
 			return &it.route.Route
 		}
@@ -203,7 +203,7 @@ func TestHuge(t *testing.T) {
 			strings.Repeat("  - {group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}\n", n) + "  to:\n" + strings.Repeat("  - {group: \"\", kind: Service}\n", n),
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := parse("x.yaml", []byte(text), Options{}.withDefaults())
+			p := parse("x.yaml", []byte(text), Options{}.withDefaults(), nil)
 			l := newLoader("", Options{})
 			l.files["x.yaml"] = p
 			m, _ := l.build()
@@ -258,7 +258,7 @@ func FuzzDumpLoads(f *testing.F) {
 		text = replaceNode(text, int(n), with)
 		build := func(text []byte) *model.Mesh {
 			l := newLoader("", testOptions)
-			l.files["x.yaml"] = parse("x.yaml", text, l.o)
+			l.files["x.yaml"] = parse("x.yaml", text, l.o, nil)
 			m, _ := l.build()
 			return m
 		}

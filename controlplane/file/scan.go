@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // loader holds what a directory last said, file by file.
@@ -19,6 +20,8 @@ type loader struct {
 	dir      string
 	o        Options
 	files    map[string]*parsed // by path below dir; what could not be read keeps its entry
+	before   *Before            // what of before the start may be missing from files; nil: nothing
+	whole    bool               // every file could be told once: what is missing since is kept in files
 	problems []problem          // of the last read: files and directories that could not be read
 }
 
@@ -31,7 +34,7 @@ func newLoader(dir string, o Options) *loader {
 // before it looks into it; visit's error becomes a problem. Its own error means that dir
 // itself could not be listed, or ctx ended: l is then as it was.
 func (l *loader) read(ctx context.Context, visit func(dir string) error) (changed bool, err error) {
-	s := scan{ctx: ctx, visit: visit, old: l.files, o: l.o, files: map[string]*parsed{}, seen: map[string]bool{}}
+	s := scan{ctx: ctx, visit: visit, old: l.files, o: l.o, files: map[string]*parsed{}, seen: map[string]bool{}, now: time.Now().UTC().Truncate(time.Second)}
 	if s.visit == nil {
 		s.visit = func(string) error { return nil }
 	}
@@ -47,6 +50,7 @@ func (l *loader) read(ctx context.Context, visit func(dir string) error) (change
 	}
 	changed = !maps.Equal(s.files, l.files) || fmt.Sprint(s.problems) != fmt.Sprint(l.problems)
 	l.files, l.problems = s.files, s.problems
+	l.settle()
 	return changed, nil
 }
 
@@ -60,6 +64,7 @@ type scan struct {
 	seen     map[string]bool // directories, resolved: each is read once, so links cannot make a ring
 	problems []problem
 	total    int64
+	now      time.Time // to the second
 }
 
 func (s *scan) report(rel, format string, args ...any) {
@@ -101,12 +106,14 @@ func (s *scan) dir(rel, real string, depth int) error {
 				s.keep(relName)
 				s.report(relName, "cannot be read: %v: what it last said is kept; mend its permissions", err)
 			case e.Type()&fs.ModeSymlink != 0:
-				s.report(relName, "a link that leads nowhere: correct or remove it")
+				s.keep(relName)
+				s.report(relName, "a link that leads nowhere: what was last read there is kept; correct or remove it")
 			} // else: removed since the listing
 			continue
 		}
 		if e.Type()&fs.ModeSymlink != 0 && (info.IsDir() || isYAML(name)) {
 			if path, err = filepath.EvalSymlinks(path); err != nil {
+				s.keep(relName)
 				continue // swapped under us: an event says so
 			}
 		}
@@ -120,6 +127,7 @@ func (s *scan) dir(rel, real string, depth int) error {
 			}
 		case !isYAML(name):
 		case !info.Mode().IsRegular():
+			s.keep(relName)
 			s.report(relName, "is no regular file and is not read: replace or rename it")
 		default:
 			if e.Type()&fs.ModeSymlink != 0 {
@@ -131,8 +139,13 @@ func (s *scan) dir(rel, real string, depth int) error {
 	return nil
 }
 
+// isYAML: the name ends as those do that kubectl reads; JSON is YAML (YAML 1.2, 1.3).
 func isYAML(name string) bool {
-	return strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml")
+	switch strings.ToLower(filepath.Ext(name)) {
+	case ".yaml", ".yml", ".json":
+		return true
+	}
+	return false
 }
 
 func (s *scan) watch(rel, real string) {
@@ -151,7 +164,8 @@ func (s *scan) keep(name string) {
 }
 
 func (s *scan) file(rel, path string) {
-	if len(s.files) >= maxFiles {
+	// A file that is known is not pushed out by new ones.
+	if n := len(s.files); n >= maxFiles && s.old[rel] == nil || n >= 2*maxFiles {
 		s.report(rel, "more than %d files: this one is not read; put several objects into one file", maxFiles)
 		return
 	}
@@ -174,8 +188,9 @@ func (s *scan) file(rel, path string) {
 		s.files[rel] = old
 		return
 	}
-	f := parse(rel, b, s.o)
+	f := parse(rel, b, s.o, s.old[rel])
 	f.sum = sum
+	f.after(s.old[rel], s.now)
 	s.files[rel] = f
 }
 

@@ -47,6 +47,9 @@ func observe(ctx context.Context, dir string, o Options, on func(*source, []mode
 	}
 	defer n.close()
 	s := source{loader: newLoader(dir, o), visit: n.add, sweep: n.sweep, on: on}
+	if o.Before != nil {
+		s.before = o.Before(ctx)
+	}
 	if s.read(ctx) != nil {
 		return nil // told to stop before it began
 	}

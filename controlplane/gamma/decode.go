@@ -403,7 +403,7 @@ func fieldsOf(t reflect.Type) map[string][]int {
 func suggest(s string, fields map[string][]int) string {
 	best, bestDist := "", 3
 	for f := range fields {
-		if d := distance(strings.ToLower(s), strings.ToLower(f)); d < bestDist || d == bestDist && f < best {
+		if d := Distance(strings.ToLower(s), strings.ToLower(f)); d < bestDist || d == bestDist && f < best {
 			best, bestDist = f, d
 		}
 	}
@@ -413,9 +413,9 @@ func suggest(s string, fields map[string][]int) string {
 	return fmt.Sprintf(" (did you mean %q?)", best)
 }
 
-// distance is the number of single-byte edits between a and b, up to a bound
+// Distance is the number of single-byte edits between a and b, up to a bound
 // that says "far" for long strings.
-func distance(a, b string) int {
+func Distance(a, b string) int {
 	const far = 99
 	if len(a) > 64 || len(b) > 64 {
 		return far

@@ -51,6 +51,9 @@ func (r *Reader) Filter(o Object) *model.HTTPFilter {
 		r.Report(o.String(), o.Line(), "marked as refused: %s; %s", mark, cost)
 	}
 	if len(c.flaws) > 0 {
+		bare, _ := o.find(spec())
+		r.Doubt = true
+		r.Unaimed = len(f.Targets) == 0 && (f.Scope != model.ScopeRoute || len(h.Spec.TargetRefs) > 0 || bare == nil || slices.ContainsFunc(c.flaws, aims))
 		// Half a policy is none.
 		f.RBAC, f.ExtAuthz, f.HeaderToMetadata, f.Mutation = nil, nil, nil, nil
 		n := 0
@@ -64,6 +67,25 @@ func (r *Reader) Filter(o Object) *model.HTTPFilter {
 		}
 	}
 	return f
+}
+
+// aims: the flaw may hide whom a filter is for.
+func aims(f Flaw) bool {
+	at, _, _ := strings.Cut(strings.TrimPrefix(f.Path, "spec."), "[")
+	return f.Path == beyond || at == "spec" || at == "targetRefs" || at == "scope" || f.Unknown && !strings.Contains(at, ".")
+}
+
+// Instead makes f, which is refused, govern what was governed before as well: of a filter that is not
+// written well it cannot be told that it was to govern less.
+func Instead(f, was *model.HTTPFilter) *model.HTTPFilter {
+	out := *f
+	out.Targets, out.Scope = slices.Clone(f.Targets), was.Scope
+	for _, t := range was.Targets {
+		if !slices.Contains(out.Targets, t) {
+			out.Targets = append(out.Targets, t)
+		}
+	}
+	return &out
 }
 
 func (c *filterReader) bad(path []string, format string, args ...any) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -114,6 +115,7 @@ type Problem struct {
 	Object, File string
 	Line         int // 0: the whole file, or none
 	Reason       string
+	Since        time.Time // see model.Problem
 }
 
 // Place says where in a file; empty: in none.
@@ -135,11 +137,16 @@ type Reader struct {
 	// may be newer than this program: what it does not know beside the rules of a route
 	// is said and changes nothing (decision 025).
 	API bool
+
+	// Doubt is set where an object, or all that a route says, was refused for what it is written like: what
+	// it was before says better what was meant. Unaimed is set where such an object is a policy, or a route
+	// that may have one, and whom it is for could not be read. Whoever reads several objects resets both.
+	Doubt, Unaimed bool
 }
 
 // Report adds a problem.
 func (r *Reader) Report(object string, line int, format string, args ...any) {
-	r.Problems = append(r.Problems, Problem{object, r.File, line, fmt.Sprintf(format, args...)})
+	r.Problems = append(r.Problems, Problem{Object: object, File: r.File, Line: line, Reason: fmt.Sprintf(format, args...)})
 }
 
 // Strict decodes o into into, a pointer to a Kubernetes type.
@@ -154,6 +161,7 @@ func (r *Reader) Refuse(o Object, flaws []Flaw, consequence string) bool {
 	for _, f := range flaws {
 		r.Report(o.String(), f.Line, "%s; %s", f.Reason, consequence)
 	}
+	r.Doubt = r.Doubt || len(flaws) > 0
 	return len(flaws) > 0
 }
 

@@ -226,6 +226,7 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 			c.report(f.Line, "%s; rules[%d] is refused: %s", f.Reason, i, each)
 			continue
 		}
+		r.Doubt = true
 		c.report(f.Line, "%s; the whole route is refused: %s", f.Reason, each)
 		if len(c.f.Route.Rules) == 0 {
 			c.f.Route.Rules, c.reasons = []model.Rule{{Matches: c.unread()}}, make([]int, 1)
@@ -235,10 +236,24 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 		}
 	}
 	if len(c.f.Route.Parents) == 0 {
+		r.Doubt, r.Unaimed = true, len(flaws) > 0
 		c.report(o.Line(), "no parentRef names a Service: the route is attached to nothing")
 		return nil
 	}
 	return c.f
+}
+
+// Instead attaches f, of which no rule is in force, to what it was attached to before as well: of a
+// route that is not written well it cannot be told that it left any of them.
+func (f *Route) Instead(was *Route) *Route {
+	out := *f
+	out.Route.Parents = slices.Clone(f.Route.Parents)
+	for _, p := range was.Route.Parents {
+		if !slices.Contains(out.Route.Parents, p) {
+			out.Route.Parents = append(out.Route.Parents, p)
+		}
+	}
+	return &out
 }
 
 // matchField finds rule, match and field in "spec.rules[0].matches[1].headers[2].value".

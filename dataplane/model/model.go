@@ -534,6 +534,8 @@ type Problem struct {
 	Object string // "Pod shop/cart-1"
 	Where  string // "shop.yaml:12", empty when unknown
 	Reason string // says what, and how to mend it
+	// Since when what it last was is kept in its place; zero: nothing is kept.
+	Since time.Time `json:",omitzero"`
 }
 
 // Direction of a flow, seen from the workload's pod.
