@@ -104,6 +104,7 @@ type Loop struct {
 	log     *slog.Logger
 	sources []*Source     // by precedence; fixed once Run begins
 	wake    chan struct{} // of one: a source has said something
+	looked  chan struct{} // closed once it is known what was kept before the start
 
 	// What the loop's goroutine owns; others hold own for reading.
 	own       sync.Mutex
@@ -147,7 +148,7 @@ func New(cfg Config) *Loop {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	l := &Loop{
-		cfg: cfg, log: cfg.Log, wake: make(chan struct{}, 1), changed: make(chan struct{}),
+		cfg: cfg, log: cfg.Log, wake: make(chan struct{}, 1), looked: make(chan struct{}), changed: make(chan struct{}),
 		index:    compile.NewIndex(&model.Mesh{Domain: cfg.Domain, TrustDomain: cfg.TrustDomain, Node: cfg.Node, Semantics: cfg.Settings.Semantics, SameNode: cfg.Settings.SameNode}),
 		retained: map[model.ServiceName]retained{}, settings: cfg.Settings, overrides: map[string]input.Override{}, merged: newMerged(),
 	}
@@ -159,6 +160,7 @@ func New(cfg Config) *Loop {
 // error is always nil. A loop without a source publishes nothing.
 func (l *Loop) Run(ctx context.Context) error {
 	restored := l.restore()
+	close(l.looked)
 	if l.cfg.OnSettings != nil {
 		l.cfg.OnSettings(l.settings, nil)
 	}

@@ -51,7 +51,7 @@ func (l *Loop) take() (c change) {
 				s.forget(p.replace, &c)
 			}
 			s.enter(p.replace, true, &c)
-			s.whole, s.restored = true, false
+			s.whole, s.restored, s.past = true, false, input.Batch{}
 		}
 		s.enter(&p.then, false, &c)
 	}

@@ -76,6 +76,9 @@ func (l *Loop) restore() (some bool) {
 		}
 		s.restored, s.trueAt = true, at
 		s.before.settings, s.before.locality = b.Settings, b.Locality
+		s.past = b
+		s.past.Workloads = make(map[string][]model.Workload, len(of.Workloads))
+		byKey(s.past.Workloads, of.Workloads, func(w *model.Workload) string { return w.ContainerID })
 		if oldest.IsZero() || at.Before(oldest) {
 			oldest = at
 		}
@@ -138,7 +141,7 @@ func (l *Loop) capture(now time.Time) *lastgood.State {
 		}
 		of := lastgood.Source{
 			Name: s.name, At: s.fresh(now), Endpoints: lists(s.endpoints), Services: lists(s.services), Routes: lists(s.routes), Filters: lists(s.filters),
-			Policies: lists(s.policies),
+			Policies: lists(s.policies), Workloads: lists(s.workloads),
 			Retained: lists(s.kept), Settings: s.settings, Locality: s.locality, Namespaces: maps.Clone(s.overrides),
 		}
 		for n := range s.catalog {

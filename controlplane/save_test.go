@@ -85,6 +85,38 @@ func TestStartWithoutSources(t *testing.T) {
 	})
 }
 
+// TestBefore: a source is given what it said before the start, its pods included, which nobody serves by that.
+func TestBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := lastgood.New(filepath.Join(t.TempDir(), "last-good"))
+		w, src := start(t, Config{LastGood: file}, "file")
+		if _, _, ok, err := src[0].Before(t.Context()); ok || err != nil {
+			t.Errorf("before anything was kept: %v, %v", ok, err)
+		}
+		said := batch(t, "pods shop/cart 8080")
+		said.Workloads = map[string][]model.Workload{"c1": {{Namespace: "shop", Name: "cart-1", ContainerID: "c1", NetNS: "/run/netns/x"}}}
+		src[0].Replace(said)
+		w.settled()
+		w.stop()
+		was := time.Now()
+		time.Sleep(time.Hour)
+		w, src = start(t, Config{LastGood: file}, "file")
+		b, at, ok, err := src[0].Before(t.Context())
+		if err != nil || !ok || !at.Equal(was) || len(b.Endpoints) != 1 || len(b.Workloads["c1"]) != 1 || b.Workloads["c1"][0].NetNS != "/run/netns/x" {
+			t.Errorf("%+v %v %v %v", b, at, ok, err)
+		}
+		if n := len(w.target.last().Workloads()); n != 0 {
+			t.Errorf("%d pods are served by it", n)
+		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		loop := New(Config{Target: &target{}})
+		if _, _, ok, err := loop.Source("x", SourceOptions{}).Before(ended); ok || err == nil {
+			t.Errorf("never run: %v, %v", ok, err)
+		}
+	})
+}
+
 // TestNewSourceIsWaitedFor: the last good state of fewer sources is not enough: the policy
 // may be the other one's.
 func TestNewSourceIsWaitedFor(t *testing.T) {

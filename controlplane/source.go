@@ -45,7 +45,8 @@ type Source struct {
 		settings *input.Settings
 		locality *input.Locality
 	}
-	taken uint64 // how many of said are in known
+	past  input.Batch // restored: all that it said before the start, its pods included; not ours to change
+	taken uint64      // how many of said are in known
 
 	inForce atomic.Uint64 // how many of said are in force
 	heard   bool          // whole or restored, as Loop.mu guards
@@ -168,6 +169,20 @@ func (s *Source) WaitForOthers(ctx context.Context) error {
 	return s.loop.wait(ctx, func() bool {
 		return !slices.ContainsFunc(s.loop.sources, func(o *Source) bool { return o != s && !o.heard })
 	})
+}
+
+// Before returns what the source said before the start and until when that was known to be true, as soon as
+// Run has looked; ok: there is something. Its pods are among it, which are not in force by that. The
+// error is ctx's.
+func (s *Source) Before(ctx context.Context) (b input.Batch, at time.Time, ok bool, err error) {
+	select {
+	case <-s.loop.looked:
+	case <-ctx.Done():
+		return b, at, false, ctx.Err()
+	}
+	s.loop.own.Lock()
+	defer s.loop.own.Unlock()
+	return s.past, s.trueAt, !s.trueAt.IsZero(), nil
 }
 
 // due is when what was said is to be taken; ok: something was.

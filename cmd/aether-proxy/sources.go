@@ -163,6 +163,13 @@ func (s *sources) build() error {
 		how := file.Options{
 			Node: s.o.node, Domain: s.o.domain, TrustDomain: s.o.trustDomain, NetNSDir: s.o.netnsDir, RedirectAllDefault: s.o.redirectAll,
 		}
+		how.Before = func(ctx context.Context) *file.Before {
+			b, at, ok, err := sink.Before(ctx)
+			if err != nil || !ok {
+				return nil
+			}
+			return &file.Before{Batch: b, At: at}
+		}
 		if s.pods != nil {
 			how.OnPods = s.tellPods
 		}
@@ -319,7 +326,7 @@ func (s *sources) tellPods(l file.Local) {
 			Termination: local.Termination{PreStop: p.PreStop, Grace: p.Grace},
 		}
 	}
-	s.follower.Tell(list)
+	s.follower.Tell(list, l.Partial)
 }
 
 // volumesOf keeps it that none are known.

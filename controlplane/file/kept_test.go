@@ -393,8 +393,8 @@ func TestRandomSlips(t *testing.T) {
 		// are gone, between two lines, and one in which a mistake left nothing wrong.
 		edited := false
 		for id, values := range was {
-			if len(is[id]) >= len(values) && !reflect.DeepEqual(is[id], values) {
-				edited = true
+			for _, v := range is[id] {
+				edited = edited || !slices.Contains(values, v)
 			}
 		}
 		for id := range is {

@@ -219,8 +219,13 @@ func (s *State) SetService(svc *corev1.Service) {
 	s.note(KindService, n)
 	r := Reader{API: true}
 	facts := r.Service(Object{Kind: KindService, Namespace: n.Namespace, Name: n.Name}, svc)
-	if facts == nil {
-		s.dropService(n)
+	switch e := s.services[n]; {
+	case facts == nil && e != nil: // to forget it would let what is sent to its address go by its routes
+		r.Report(Label(KindService, n.Namespace, n.Name), 0, "%s", stays)
+		e.said = r.Problems
+		s.resolveService(n, false)
+		return
+	case facts == nil:
 		s.tell(KindService, n, r.Problems)
 		return
 	}
@@ -369,6 +374,9 @@ func (s *State) SlicesUnread(why string) {
 	}
 }
 
+// stays is said of an object that cannot be read any more.
+const stays = "what it was before stays in force until it can be read again, or is removed"
+
 // Set takes an object of another kind that is new or has changed, as decoded JSON.
 func (s *State) Set(kind string, u map[string]any) {
 	o := FromAPI(kind, u)
@@ -377,7 +385,16 @@ func (s *State) Set(kind string, u map[string]any) {
 	r := Reader{API: true}
 	switch kind {
 	case KindHTTPRoute, KindGRPCRoute, KindTCPRoute, KindTLSRoute:
-		s.setRoute(o, r.Route(o), r.Problems)
+		facts := r.Route(o)
+		if was := s.routes[routeKey(kind, n)]; r.Doubt && was != nil {
+			if facts == nil {
+				facts = was.facts
+				r.Report(o.String(), 0, "%s", stays)
+			} else {
+				facts = facts.Instead(was.facts)
+			}
+		}
+		s.setRoute(o, facts, r.Problems)
 	case KindUDPRoute:
 		r.udpRoute(o)
 		s.tell(kind, n, r.Problems)
@@ -387,7 +404,11 @@ func (s *State) Set(kind string, u map[string]any) {
 		s.tell(kind, n, r.Problems)
 	case KindHTTPFilter:
 		f := *r.Filter(o)
-		if old, ok := s.filters[n]; !ok || !reflect.DeepEqual(old, f) {
+		old, ok := s.filters[n]
+		if ok && r.Doubt {
+			f = *Instead(&f, &old)
+		}
+		if !ok || !reflect.DeepEqual(old, f) {
 			s.filters[n] = f
 			put(&s.batch.Filters, n, []model.HTTPFilter{f})
 		}

@@ -53,6 +53,66 @@ func routeTo(name, backend string) string {
 	return `{metadata: {name: ` + name + `, namespace: shop}, spec: {parentRefs: [{kind: Service, group: "", name: cart}], rules: [{backendRefs: [` + backend + `]}]}}`
 }
 
+// TestObjectsThatCannotBeReadStay: an API server's object that this program cannot read any more, for it is
+// of a newer version or what checks it was loosened, governs at least what it governed; its removal removes it.
+func TestObjectsThatCannotBeReadStay(t *testing.T) {
+	const filter = `{metadata: {name: f, namespace: shop}, spec: {scope: SCOPE_INBOUND, targetRefs: [{kind: Service, name: cart}], rbac: {action: DENY, policies: [{name: p, principals: [{namespace: x}]}]}}}`
+	const route = `{metadata: {name: r, namespace: shop}, spec: {parentRefs: [{kind: Service, group: "", name: cart}, {kind: Service, group: "", name: till}], rules: [{backendRefs: [{name: cart, port: 80}]}]}}`
+	governs := func(s *State) string {
+		b := s.Whole()
+		var out []string
+		for _, list := range b.Filters {
+			out = append(out, fmt.Sprint("filter ", list[0].Scope == model.ScopeInbound, list[0].Targets))
+		}
+		for _, list := range b.Routes {
+			parents := slices.SortedFunc(slices.Values(list[0].Parents), func(a, b model.ParentRef) int { return compareNames(a.Service, b.Service) })
+			out = append(out, fmt.Sprint("route ", parents))
+		}
+		for _, list := range b.Services {
+			out = append(out, fmt.Sprint("service ", list[0].ClusterIPs))
+		}
+		return strings.Join(out, "\n")
+	}
+	for _, tt := range []struct{ kind, good, bad string }{
+		{KindHTTPFilter, filter, strings.Replace(filter, "targetRefs", "targetSelectors", 1)},
+		{KindHTTPFilter, filter, strings.Replace(filter, "{kind: Service, name: cart}", "{kind: Service, selector: a}", 1)},
+		{KindHTTPFilter, filter, strings.Replace(filter, "scope: SCOPE_INBOUND", "scope: SCOPE_BOTH", 1)},
+		{KindHTTPFilter, filter, strings.Replace(filter, "spec: {", "spec2: {", 1)},
+		{KindHTTPRoute, route, strings.Replace(route, "name: cart}, {", "name: [cart]}, {", 1)},
+		{KindHTTPRoute, route, strings.Replace(route, "name: till", "nme: till", 1)},
+		{KindHTTPRoute, route, strings.Replace(route, "parentRefs: [", "parentRefs: {a: 1}, x: [", 1)},
+	} {
+		s := NewState("", input.Settings{})
+		s.put(t, tt.kind, tt.good)
+		was := governs(s)
+		s.put(t, tt.kind, tt.bad)
+		if is := governs(s); is != was {
+			t.Errorf("%s\ngoverns %s\nit was  %s", tt.bad, is, was)
+		}
+		if s.said() == "" {
+			t.Errorf("%s: nothing is told", tt.bad)
+		}
+		s.Delete(tt.kind, "shop", object(t, tt.good)["metadata"].(map[string]any)["name"].(string))
+		if is := governs(s); is != "" || s.said() != "" {
+			t.Errorf("removed: %s\n%s", is, s.said())
+		}
+	}
+	s := NewState("", input.Settings{})
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "cart", Namespace: "shop"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}}}
+	s.SetService(svc)
+	was := governs(s)
+	svc = svc.DeepCopy()
+	svc.Spec.Ports[0].Protocol = "QUIC"
+	s.SetService(svc)
+	if is := governs(s); is != was || !strings.Contains(s.said(), "QUIC") {
+		t.Errorf("service: %s, was %s; %s", is, was, s.said())
+	}
+	s.Delete(KindService, "shop", "cart")
+	if is := governs(s); is != "" || s.said() != "" {
+		t.Errorf("removed: %s, %s", is, s.said())
+	}
+}
+
 // A grant concerns the routes that point into its namespace, and no other is
 // looked at again.
 func TestGrantsTouchWhatTheyConcern(t *testing.T) {

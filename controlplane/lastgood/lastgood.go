@@ -4,8 +4,8 @@
 //   - A file is whole or it is none: it is written beside the old one, synced, and
 //     renamed; version, length and SHA-256 are verified before a byte of it is used.
 //   - What cannot be used is set aside under a name that says why, and never trusted.
-//   - No secret is in it, and nothing of this node's own pods: these are the local
-//     source's to know. Mode 0600.
+//   - No secret is in it. Of this node's own pods there is what files said, which only
+//     the file source looks at. Mode 0600.
 //
 // It makes no rule of what becomes of a State.
 package lastgood
@@ -55,6 +55,9 @@ type Source struct {
 	Policies  [][]model.EndpointPolicy
 	Catalog   []model.ServiceName
 	Retained  [][]model.Retained
+	// Workloads are this node's pods, by container. They are for the source that said them alone: what
+	// is in a file of which not all can be read is looked for among them.
+	Workloads [][]model.Workload
 	Settings  *input.Settings // nil: it said nothing of them
 	Locality  *input.Locality // nil: it said nothing of it
 	// Namespaces are the settings of pods by their namespace.

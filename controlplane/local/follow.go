@@ -24,13 +24,14 @@ type Listed struct {
 }
 
 // Follower has Pods hold what a list of all says, for a node where no CNI plugin calls.
-// The list is the word: a pod that is not in it is removed. Make it by NewFollower.
+// The list is the word: a pod that is not in it is removed, unless the list is of a part. Make it by NewFollower.
 type Follower struct {
 	pods *Pods
 	wake chan struct{} // of one
 
 	mu   sync.Mutex
 	list []Listed
+	part bool // a pod that is not in list may be there
 	told bool
 }
 
@@ -39,11 +40,11 @@ func NewFollower(pods *Pods) *Follower {
 	return &Follower{pods: pods, wake: make(chan struct{}, 1)}
 }
 
-// Tell says which pods there are now, all of them. It does not wait. Of two with one
-// container the later one counts. Safe for concurrent use.
-func (f *Follower) Tell(list []Listed) {
+// Tell says which pods there are now: all of them, or in part, and then none is removed. It does not
+// wait. Of two with one container the later one counts. Safe for concurrent use.
+func (f *Follower) Tell(list []Listed, part bool) {
 	f.mu.Lock()
-	f.list, f.told = list, true
+	f.list, f.part, f.told = list, part, true
 	f.mu.Unlock()
 	select {
 	case f.wake <- struct{}{}:
@@ -57,10 +58,10 @@ func (f *Follower) Run(ctx context.Context) error {
 	failed := map[string]bool{}
 	for {
 		f.mu.Lock()
-		list, told := f.list, f.told
+		list, part, told := f.list, f.part, f.told
 		f.mu.Unlock()
 		if told {
-			f.follow(ctx, list, done, failed)
+			f.follow(ctx, list, part, done, failed)
 		}
 		var again <-chan time.Time
 		var timer *time.Timer
@@ -81,7 +82,7 @@ func (f *Follower) Run(ctx context.Context) error {
 }
 
 // follow makes one list so. What leaves is told first: that waits for nobody.
-func (f *Follower) follow(ctx context.Context, list []Listed, done map[string]Pod, failed map[string]bool) {
+func (f *Follower) follow(ctx context.Context, list []Listed, part bool, done map[string]Pod, failed map[string]bool) {
 	want := make(map[string]Listed, len(list))
 	for _, p := range list {
 		want[p.ContainerID] = p
@@ -91,7 +92,7 @@ func (f *Follower) follow(ctx context.Context, list []Listed, done map[string]Po
 	}
 	gone := map[string]string{} // container to pod
 	for _, s := range f.pods.State() {
-		if _, ok := want[s.Container]; !ok {
+		if _, ok := want[s.Container]; !ok && !part {
 			gone[s.Container] = s.Pod
 		}
 	}

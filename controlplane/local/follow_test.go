@@ -41,7 +41,7 @@ func TestFollow(t *testing.T) {
 		f, stop := w.follow()
 		defer func() { stop() }()
 		tell := func(list ...Listed) {
-			f.Tell(list)
+			f.Tell(list, false)
 			w.after(time.Millisecond)
 		}
 		one, two := Listed{Pod: cart(1)}, Listed{Pod: cart(2), Termination: Termination{PreStop: 10 * time.Second, Grace: 30 * time.Second}}
@@ -77,6 +77,13 @@ func TestFollow(t *testing.T) {
 			t.Errorf("there are %s", got)
 		}
 
+		// Of a list in part nobody is removed.
+		f.Tell(nil, true)
+		w.after(time.Second)
+		if got := w.containers(); got != "c1" {
+			t.Errorf("after a list in part there are %s", got)
+		}
+
 		// A successor of the address is another container: the row is the later one's.
 		next := Listed{Pod: cart(1)}
 		next.ContainerID, next.UID = "c1b", "uid-1b"
@@ -106,7 +113,7 @@ func TestFollowAlreadyLeaving(t *testing.T) {
 		defer stop()
 		p := Listed{Pod: cart(1), Termination: Termination{Grace: 30 * time.Second}}
 		p.Terminating = true
-		f.Tell([]Listed{p})
+		f.Tell([]Listed{p}, false)
 		w.after(2 * probeInterval)
 		w.is("c1", "")
 		if got := w.containers(); got != "c1" {
@@ -123,7 +130,7 @@ func TestFollowFailures(t *testing.T) {
 		bad := Listed{Pod: cart(2, "endpoint.aether.io/weight", "heavy")}
 		none := Listed{Pod: cart(3)}
 		none.Labels = nil
-		f.Tell([]Listed{{Pod: cart(1)}, bad, none})
+		f.Tell([]Listed{{Pod: cart(1)}, bad, none}, false)
 		w.after(time.Millisecond)
 		w.is("c1", "UNHEALTHY")
 		w.set(func() {
@@ -134,7 +141,7 @@ func TestFollowFailures(t *testing.T) {
 				t.Errorf("%+v", w.problems)
 			}
 		})
-		f.Tell([]Listed{{Pod: cart(1)}, {Pod: cart(2)}})
+		f.Tell([]Listed{{Pod: cart(1)}, {Pod: cart(2)}}, false)
 		w.after(time.Millisecond)
 		w.is("c2", "UNHEALTHY")
 		w.set(func() {
@@ -148,7 +155,7 @@ func TestFollowFailures(t *testing.T) {
 		if err := errors.Join(os.Rename(dir, dir+"-away"), os.WriteFile(dir, nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
-		f.Tell([]Listed{{Pod: cart(1)}, {Pod: cart(2)}, {Pod: cart(4)}})
+		f.Tell([]Listed{{Pod: cart(1)}, {Pod: cart(2)}, {Pod: cart(4)}}, false)
 		w.after(time.Millisecond)
 		w.is("c4", "")
 		if err := errors.Join(os.Remove(dir), os.Rename(dir+"-away", dir)); err != nil {
@@ -174,7 +181,7 @@ func TestFollowManyWithoutRegistry(t *testing.T) {
 		for i := range list {
 			list[i].Pod = cart(i + 1)
 		}
-		f.Tell(list)
+		f.Tell(list, false)
 		w.after(2 * ackWait)
 		w.set(func() {
 			if len(w.work) != n {

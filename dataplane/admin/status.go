@@ -147,7 +147,11 @@ func WriteStatus(w io.Writer, s *Status, now time.Time) {
 		if p.Where != "" {
 			where = " (" + p.Where + ")"
 		}
-		fmt.Fprintf(w, "%s%s: %s\n", p.Object, where, p.Reason)
+		age := ""
+		if !p.Since.IsZero() {
+			age = fmt.Sprintf(" (%s old)", ago(p.Since))
+		}
+		fmt.Fprintf(w, "%s%s: %s%s\n", p.Object, where, p.Reason, age)
 	}
 	if more := s.ProblemsTotal - len(s.Problems); more > 0 {
 		fmt.Fprintf(w, "and %d more\n", more)
