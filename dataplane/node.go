@@ -95,6 +95,7 @@ type Node struct {
 	gone     bool            // it accepts, and this process does not
 	guest    bool            // a predecessor serves, or may: the pods' capture is not this process's to take out
 	draining bool
+	homes    []netns.ID    // network namespaces that are no pod's
 	host     *netns.NS     // the node's own; nil: no hop was to be made from there
 	hostPool *socket.Pool  // in it
 	news     chan struct{} // of one: the state or an identity changed
@@ -132,7 +133,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n := &Node{
 		cfg: cfg, log: cfg.Log, engine: e, factory: socket.NewFactory(), pods: map[string]*pod{}, problems: map[string]model.Problem{},
-		held: cfg.Hold, guest: cfg.Hold, news: make(chan struct{}, 1), synced: make(chan struct{}),
+		homes: homesOf(), held: cfg.Hold, guest: cfg.Hold, news: make(chan struct{}, 1), synced: make(chan struct{}),
 	}
 	n.certs = mtls.NewStore(mtls.Config{Source: cfg.Identities, Changed: n.certChanged})
 	n.dialer = &meshhop.Dialer{
@@ -295,6 +296,7 @@ func (n *Node) syncLocked() {
 	for i := range n.want {
 		want[n.want[i].ContainerID] = &n.want[i]
 	}
+	moved := map[string]error{} // pods whose new addresses are not theirs
 	for c, p := range n.pods {
 		if w := want[c]; w == nil || !sameSockets(&p.w, w) {
 			n.dropLocked(p)
@@ -302,10 +304,19 @@ func (n *Node) syncLocked() {
 			if n.cfg.Capture && !n.held && !slices.Equal(ruleset(w), ruleset(&p.w)) {
 				n.captureLocked(p, w)
 			}
-			p.w = *w
+			if slices.Equal(p.w.IPs, w.IPs) {
+				p.w = *w
+			} else if err := n.ownLocked(p.ns, w); err == nil {
+				p.w = *w
+			} else {
+				moved[c] = err
+			}
 		}
 	}
 	clear(n.problems)
+	for c, err := range moved {
+		n.problemLocked(want[c], fmt.Errorf("it is served as before: %w", err))
+	}
 	for c, w := range want {
 		p := n.pods[c]
 		if p == nil {
@@ -385,6 +396,9 @@ func (n *Node) addLocked(w *model.Workload) (_ *pod, err error) {
 			p.ns.Close()
 		}
 	}()
+	if err = n.ownLocked(p.ns, w); err != nil {
+		return nil, err
+	}
 	set, err := n.cfg.Owner.OpenPod(p.ns, w.ContainerID)
 	if err != nil {
 		return nil, err
@@ -422,6 +436,43 @@ func (n *Node) addLocked(w *model.Workload) (_ *pod, err error) {
 		return err
 	}
 	return p, nil
+}
+
+// ownLocked says why ns is not w's, if so: whoever is in it would speak with w's identity. It is asked again
+// each second, for a pod's addresses may come late.
+func (n *Node) ownLocked(ns *netns.NS, w *model.Workload) error {
+	const mend = "name the pod's own (in a file: annotation file.aether.io/netns)"
+	if slices.Contains(n.homes, ns.ID()) {
+		return fmt.Errorf("the network namespace %s is the node's, not the pod's, and nothing in it is touched: %s", ns, mend)
+	}
+	for c, p := range n.pods {
+		if c != w.ContainerID && p.ns.ID() == ns.ID() {
+			return fmt.Errorf("the network namespace %s is that of pod %s/%s: %s", ns, p.w.Namespace, p.w.Name, mend)
+		}
+	}
+	have, err := ns.Addresses()
+	if err != nil {
+		return err
+	}
+	for _, ip := range w.IPs {
+		if !slices.Contains(have, ip.Unmap()) {
+			return fmt.Errorf("the network namespace %s has not the pod's address %s, and may be another's: %s, or correct the address (status.podIPs)", ns, ip, mend)
+		}
+	}
+	return nil
+}
+
+// homesOf are the network namespaces that are no pod's: this process's and, where it can be seen, that of the
+// machine's first process, which is the node's where this one has its own.
+func homesOf() (out []netns.ID) {
+	// This thread's is the process's: threads that enter another are locked to whoever does.
+	for _, path := range []string{"/proc/thread-self/ns/net", "/proc/1/ns/net"} {
+		if ns, err := netns.Open(path); err == nil {
+			out = append(out, ns.ID())
+			ns.Close()
+		}
+	}
+	return out
 }
 
 // serves: the pod declares the port; 0, no server name, stands for its declared port (Compat).

@@ -14,6 +14,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -226,6 +228,26 @@ func Do(ns *NS, fn func() error) error {
 		panic(out.panic)
 	}
 	return out.err
+}
+
+// Addresses are those that n's interfaces have at the moment, loopback's among them; IPv4 ones are plain, and
+// zones are left out. One that is still looked for twice on its link (RFC 4862 5.4) is there.
+func (n *NS) Addresses() (out []netip.Addr, err error) {
+	err = Do(n, func() error {
+		list, err := net.InterfaceAddrs() // by netlink, in the calling thread
+		if err != nil {
+			return fmt.Errorf("netns: addresses of %s: %w", n, err)
+		}
+		for _, a := range list {
+			if p, ok := a.(*net.IPNet); ok {
+				if ip, ok := netip.AddrFromSlice(p.IP); ok {
+					out = append(out, ip.Unmap())
+				}
+			}
+		}
+		return nil
+	})
+	return out, err
 }
 
 // HasIPv6 reports whether the calling thread's namespace has IPv6: the kernel
