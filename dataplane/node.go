@@ -88,6 +88,7 @@ type Node struct {
 	given    []model.Workload // the slice that it was given
 	pods     map[string]*pod  // by container
 	problems map[string]model.Problem
+	had      map[string]model.Problem // problems of the try before: what is the same again is not logged again
 	applied  bool
 	ctx      context.Context // of Run; nil before
 	held     bool            // until Open
@@ -296,7 +297,7 @@ func (n *Node) syncLocked() {
 	for i := range n.want {
 		want[n.want[i].ContainerID] = &n.want[i]
 	}
-	moved := map[string]error{} // pods whose new addresses are not theirs
+	n.had, n.problems = n.problems, map[string]model.Problem{}
 	for c, p := range n.pods {
 		if w := want[c]; w == nil || !sameSockets(&p.w, w) {
 			n.dropLocked(p)
@@ -309,13 +310,9 @@ func (n *Node) syncLocked() {
 			} else if err := n.ownLocked(p.ns, w); err == nil {
 				p.w = *w
 			} else {
-				moved[c] = err
+				n.problemLocked(w, fmt.Errorf("it is served as before: %w", err))
 			}
 		}
-	}
-	clear(n.problems)
-	for c, err := range moved {
-		n.problemLocked(want[c], fmt.Errorf("it is served as before: %w", err))
 	}
 	for c, w := range want {
 		p := n.pods[c]
@@ -352,7 +349,7 @@ func captureOf(w *model.Workload) rules.Config {
 func (n *Node) problemLocked(w *model.Workload, err error) {
 	name := w.Namespace + "/" + w.Name
 	p := model.Problem{Object: "Pod " + name, Reason: err.Error()}
-	if _, known := n.problems[w.ContainerID]; !known {
+	if n.had[w.ContainerID] != p && n.problems[w.ContainerID] != p {
 		n.log.Warn("pod not served; it is tried again", "pod", name, "err", err)
 	}
 	n.problems[w.ContainerID] = p

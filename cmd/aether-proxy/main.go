@@ -105,7 +105,7 @@ one drains: no connection is refused or lost meanwhile.`,
 	f.StringVar(&o.node, "node", "", "name of this node, as in spec.nodeName (required)")
 	f.StringVar(&o.domain, "mesh-domain", model.DefaultDomain, "domain of mesh names")
 	f.StringVar(&o.trustDomain, "trust-domain", "", "SPIFFE trust domain; default the mesh domain")
-	f.StringVar(&o.netnsDir, "netns-dir", "/run/netns", "where the pods' network namespaces are")
+	f.StringVar(&o.netnsDir, "netns-dir", "/run/netns", "where the pods' network namespaces are, by default as <namespace>_<pod name>")
 	f.StringVar(&o.certs, "certs", "", "directory of <namespace>/<account>/{svid.pem,svid_key.pem,svid_bundle.pem}")
 	f.StringVar(&o.devCA, "dev-ca", "", "directory of a throw-away CA instead of --certs: for trials, never for production")
 	f.StringVar(&o.handover, "handover", "", "path of the Unix socket by which the next process takes this one's listening sockets over; empty: none does")

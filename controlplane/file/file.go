@@ -38,7 +38,7 @@ import (
 // beside the object itself. Dump writes them.
 const (
 	// AnnotationNetNS is the path of a pod's network namespace, absolute.
-	// Without it: <Options.NetNSDir>/<pod name>.
+	// Without it: <Options.NetNSDir>/<namespace>_<pod name>, for names are a namespace's.
 	AnnotationNetNS = "file.aether.io/netns"
 	// AnnotationContainerID is the key of a pod's sockets. Without it: <namespace>/<pod name>.
 	AnnotationContainerID = "file.aether.io/container-id"

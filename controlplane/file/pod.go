@@ -149,7 +149,7 @@ func (r *reader) managed(o gamma.Object, p *corev1.Pod, f *podFacts) []gamma.Fla
 	}
 	netns, ok := p.Annotations[AnnotationNetNS]
 	if !ok {
-		netns = filepath.Join(r.o.NetNSDir, o.Name)
+		netns = filepath.Join(r.o.NetNSDir, o.Namespace+"_"+o.Name)
 	} else if !filepath.IsAbs(netns) || strings.Contains(netns, "\x00") {
 		bad(annotation(AnnotationNetNS), "annotation %s: %q is not an absolute path: write one that begins with /", AnnotationNetNS, netns)
 	}

@@ -101,7 +101,7 @@ spec: {clusterIP: 10.96.0.1, ports: [{port: 80, targetPort: 8080}]}
 		t.Fatalf("%+v", l)
 	}
 	job, p := l.Pods[0], l.Pods[1]
-	if job.Container != "shop_job-1" || job.Account != "default" || job.Grace != 30*time.Second || job.PreStop != 0 || job.NetNS != "/run/netns/job-1" {
+	if job.Container != "shop_job-1" || job.Account != "default" || job.Grace != 30*time.Second || job.PreStop != 0 || job.NetNS != "/run/netns/shop_job-1" {
 		t.Errorf("%+v", job)
 	}
 	if p.Container != "u-1" || p.UID != "u-1" || p.Account != "web" || p.PreStop != 9*time.Second || p.Grace != 40*time.Second || p.Terminating ||
