@@ -22,7 +22,26 @@ func (n *Node) Register(m *telemetry.Metrics) {
 		}
 	}
 	m.Gauge("aether_pods", "Pods that are served.", func() float64 { return float64(len(n.Pods())) })
-	m.Gauge("aether_pods_failed", "Pods of this node that cannot be served.", func() float64 { return float64(len(n.Problems())) })
+	m.Gauge("aether_pods_failed", "Pods of this node that cannot be served.", func() float64 {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return float64(len(n.problems))
+	})
+	m.Gauge("aether_certificates_failed", "Pods whose certificate could not be renewed, or has not come, as its source said last.", func() float64 {
+		return float64(len(certificateProblems(n.certs.Held())))
+	})
+	m.Gauge("aether_certificate_first_end_seconds", "When the first of the pods' certificates ends, in seconds of Unix time; 0: there is none.", func() float64 {
+		var first time.Time
+		for _, h := range n.certs.Held() {
+			if h.SVID != nil && (first.IsZero() || h.SVID.NotAfter.Before(first)) {
+				first = h.SVID.NotAfter
+			}
+		}
+		if first.IsZero() {
+			return 0
+		}
+		return float64(first.Unix())
+	})
 	m.Gauge("aether_connections", "Connections on the event loops, hop sessions and those to applications included.", func() float64 {
 		var c int64
 		for _, p := range n.Pods() {

@@ -10,34 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"aether/dataplane/journal"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
-	"aether/tproxy/netns"
 	"aether/tproxy/netns/netnstest"
 )
-
-// address gives the loopback interface of ns one more address.
-func address(t *testing.T, ns *netns.NS, ip string) {
-	t.Helper()
-	netnstest.Do(t, ns, func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		a, err := netlink.ParseAddr(ip)
-		if err != nil {
-			return err
-		}
-		a.Flags = 0x02 // IFA_F_NODAD
-		if strings.Contains(ip, ".") {
-			a.Flags = 0
-		}
-		return netlink.AddrAdd(lo, a)
-	})
-}
 
 // TestNamespaceIsThePods: nobody is listened for in a network namespace that is the node's, another pod's, or has
 // not the pod's addresses; those may come late; new addresses that are not the pod's leave it as it is.
@@ -56,9 +33,9 @@ func TestNamespaceIsThePods(t *testing.T) {
 		}
 	}()
 	one, two, late := netnstest.New(t), netnstest.New(t), netnstest.New(t)
-	address(t, one, "10.1.0.1/32")
-	address(t, one, "fd00::1/128")
-	address(t, two, "10.1.0.2/32")
+	netnstest.Address(t, one, "10.1.0.1/32")
+	netnstest.Address(t, one, "fd00::1/128")
+	netnstest.Address(t, two, "10.1.0.2/32")
 	again := fmt.Sprintf("%s/pin", t.TempDir()) // another path to one's namespace
 	if err := os.Symlink(one.Path(), again); err != nil {
 		t.Fatal(err)
@@ -125,8 +102,8 @@ func TestNamespaceIsThePods(t *testing.T) {
 	if served() != "shop/one" {
 		t.Fatalf("served %q", served())
 	}
-	address(t, late, "10.1.0.3/32")
-	address(t, late, "fd00::3/128")
+	netnstest.Address(t, late, "10.1.0.3/32")
+	netnstest.Address(t, late, "fd00::3/128")
 	if err := n.Await(ctx, "late", true); err != nil {
 		t.Errorf("its addresses are there: %v", err)
 	}

@@ -231,7 +231,7 @@ func (n *Node) Ready() bool {
 	return n.applied && n.ctx != nil && !n.held && !n.draining
 }
 
-// Problems are those of pods that cannot be served, by pod.
+// Problems are those of pods that cannot be served, or whose certificate cannot be renewed, by pod.
 func (n *Node) Problems() []model.Problem {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -239,7 +239,8 @@ func (n *Node) Problems() []model.Problem {
 	for _, p := range n.problems {
 		out = append(out, p)
 	}
-	slices.SortFunc(out, func(a, b model.Problem) int { return cmp.Compare(a.Object, b.Object) })
+	out = append(out, certificateProblems(n.certs.Held())...)
+	slices.SortStableFunc(out, func(a, b model.Problem) int { return cmp.Compare(a.Object, b.Object) })
 	return out
 }
 

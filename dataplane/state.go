@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/hex"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -158,6 +159,9 @@ type CertState struct {
 	AgeMS       int64     `json:"age_ms"`             // since it came here
 	TrustDomain string    `json:"trust_domain,omitempty"`
 	Bundle      []CAState `json:"bundle,omitempty"` // empty: the source does not say
+	// Failure is why it could not be renewed, or none has come, as its source said last.
+	Failure      string    `json:"failure,omitempty"`
+	FailureSince time.Time `json:"failure_since,omitzero"`
 }
 
 // CAState is a certificate of a trust bundle.
@@ -200,12 +204,33 @@ func certificates(held []mtls.Held, pod string, limit int, now time.Time) Certif
 				s.Bundle = append(s.Bundle, CAState{ca.Subject.String(), serial(ca), ca.NotAfter.UTC()})
 			}
 		}
+		if f := h.Failure; f != nil {
+			s.Failure, s.FailureSince = f.Err.Error(), f.Since.UTC()
+		}
 		out.Certificates = append(out.Certificates, s)
 	}
 	slices.SortFunc(out.Certificates, func(a, b CertState) int {
 		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container))
 	})
 	out.Certificates = out.Certificates[:min(limit, len(out.Certificates))]
+	return out
+}
+
+// certificateProblems are those of identities that could not be renewed. The last one stays in force to its end.
+func certificateProblems(held []mtls.Held) (out []model.Problem) {
+	for _, h := range held {
+		f := h.Failure
+		if f == nil {
+			continue
+		}
+		p := model.Problem{Object: "Pod " + h.Ref.Namespace + "/" + h.Ref.Pod, Since: f.Since.UTC().Truncate(time.Second)}
+		p.Reason = fmt.Sprintf("has no certificate, and no hop is made from or to it: %v: mend what the issuer wrote", f.Err)
+		if h.SVID != nil {
+			p.Reason = fmt.Sprintf("its certificate cannot be renewed, and the one that it has ends at %s: %v: mend what the issuer wrote",
+				h.SVID.NotAfter.UTC().Format(time.RFC3339), f.Err)
+		}
+		out = append(out, p)
+	}
 	return out
 }
 

@@ -46,7 +46,8 @@ type Store struct {
 type entry struct {
 	ref    Ref
 	svid   atomic.Pointer[SVID]
-	since  atomic.Int64       // when svid came, in nanoseconds of Unix time
+	since  atomic.Int64 // when svid came, in nanoseconds of Unix time
+	failed atomic.Pointer[Failure]
 	cancel context.CancelFunc // set once watched
 }
 
@@ -133,6 +134,14 @@ type Held struct {
 	Ref   Ref
 	SVID  *SVID     // the last one, which may have expired; nil: none has come yet
 	Since time.Time // when it came; zero: none has
+	// Failure is why no other came since, as the source said last; nil: nothing went wrong.
+	Failure *Failure
+}
+
+// Failure is what went wrong with a pod's identity. It does not change.
+type Failure struct {
+	Err   error
+	Since time.Time // when something went wrong first, after the last good SVID
 }
 
 // Held tells of every pod, in no order. Safe for concurrent use.
@@ -141,7 +150,7 @@ func (s *Store) Held() []Held {
 	defer s.mu.RUnlock()
 	out := make([]Held, 0, len(s.pods))
 	for _, e := range s.pods {
-		h := Held{Ref: e.ref, SVID: e.svid.Load()}
+		h := Held{Ref: e.ref, SVID: e.svid.Load(), Failure: e.failed.Load()}
 		if h.SVID != nil {
 			h.Since = time.Unix(0, e.since.Load())
 		}
@@ -177,8 +186,7 @@ func (s *Store) watch(ctx context.Context, e *entry) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.changed(e.ref, nil, fmt.Errorf("mtls: identity of %s/%s: the source ended: %w",
-			e.ref.Namespace, e.ref.Account, cmp.Or(err, errors.New("no reason given"))))
+		s.fail(e, fmt.Errorf("the source ended: %w", cmp.Or(err, errors.New("no reason given"))))
 		t := time.NewTimer(wait/2 + rand.N(wait/2+1)) // jitter: all pods' streams broke at once
 		select {
 		case <-ctx.Done():
@@ -206,11 +214,23 @@ func (s *Store) take(ctx context.Context, e *entry, v *SVID, err error) bool {
 		err = fmt.Errorf("the source gave a certificate of %s that expired at %s", v.ID, v.NotAfter.UTC().Format(time.RFC3339))
 	}
 	if err != nil {
-		s.changed(e.ref, nil, fmt.Errorf("mtls: identity of %s/%s: %w", e.ref.Namespace, e.ref.Account, err))
+		s.fail(e, err)
 		return false
 	}
 	e.since.Store(s.now().UnixNano())
 	e.svid.Store(v)
+	e.failed.Store(nil)
 	s.changed(e.ref, v, nil)
 	return true
+}
+
+// fail takes down, and tells, why e has no other SVID.
+func (s *Store) fail(e *entry, err error) {
+	err = fmt.Errorf("mtls: identity of %s/%s: %w", e.ref.Namespace, e.ref.Account, err)
+	f := &Failure{Err: err, Since: s.now()}
+	if was := e.failed.Load(); was != nil {
+		f.Since = was.Since
+	}
+	e.failed.Store(f)
+	s.changed(e.ref, nil, err)
 }

@@ -86,15 +86,24 @@ func TestStore(t *testing.T) {
 		if st.Current("c1") != web {
 			t.Error("the last good SVID must stay")
 		}
+		failed := time.Now()
+		time.Sleep(time.Minute)
+		src.send("c1", nil, errors.New("agent away"))
+		if h := st.Held(); len(h) != 1 || h[0].Failure == nil || !h[0].Failure.Since.Equal(failed) || !strings.Contains(h[0].Failure.Err.Error(), "agent away") || h[0].SVID != web {
+			t.Errorf("what went wrong last, and since when: %+v", h)
+		}
 		next := issue(t, ca, "web")
 		src.send("c1", next, nil)
 		if st.Current("c1") != next {
 			t.Error("rotation was not taken")
 		}
+		if h := st.Held(); h[0].Failure != nil {
+			t.Errorf("all is well again: %+v", h[0].Failure)
+		}
 		mu.Lock()
 		got := strings.Join(said, "\n")
 		mu.Unlock()
-		for i, want := range []string{"c1: new", "wanted " + web.ID.String(), "agent away", "neither", "c1: new"} {
+		for i, want := range []string{"c1: new", "wanted " + web.ID.String(), "agent away", "neither", "agent away", "c1: new"} {
 			if i >= len(said) || !strings.Contains(said[i], want) {
 				t.Errorf("event %d is not %q in:\n%s", i, want, got)
 			}

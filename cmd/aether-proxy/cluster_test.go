@@ -57,6 +57,7 @@ func TestClusterPods(t *testing.T) {
 	for i, name := range []string{"cart-1", "cart-2"} {
 		ip := fmt.Sprintf("10.7.0.%d", i+1)
 		space := netnstest.New(t)
+		netnstest.Address(t, space, ip+"/32")
 		netnstest.Do(t, space, func() error {
 			l, err := net.Listen("tcp", "127.0.0.1:8080")
 			if err == nil {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -69,6 +70,9 @@ Nothing here changes a cluster unless its help says so.`,
 	fmt.Fprintln(plain.NewWriter(errs), "aetherctl:", err)
 	if st, ok := errors.AsType[*statusError](err); ok {
 		return st.status
+	}
+	if strings.HasPrefix(err.Error(), "unknown command ") { // cobra's, which has no type
+		return 2
 	}
 	return 1
 }

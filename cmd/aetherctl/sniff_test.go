@@ -343,7 +343,8 @@ func TestUsage(t *testing.T) {
 		{"why --reason port-mismach", 2, `--reason: there is no "port-mismach"; the reasons are `},
 		{"why all", 2, `"all" is one argument too many`},
 		{"sniff --nope x", 2, "unknown flag: --nope (see 'aetherctl sniff --help')"},
-		{"snif x", 1, `unknown command "snif"`},
+		{"snif x", 2, `unknown command "snif"`},
+		{"statsu", 2, `unknown command "statsu"`},
 	} {
 		status, out, errs := aetherctl(t, "", strings.Fields(tt.args)...)
 		if status != tt.status || !strings.Contains(out+errs, tt.want) {

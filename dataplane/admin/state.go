@@ -232,6 +232,11 @@ func WriteCertificates(w io.Writer, c *dataplane.Certificates, now time.Time) {
 			row(s.Pod, s.State, until(s.NotAfter, now), short(s.AgeMS), s.Serial, s.Wanted, bundle, s.Issuer)
 		}
 	})
+	for _, s := range c.Certificates {
+		if s.Failure != "" {
+			fmt.Fprintf(w, "%s: cannot be renewed since %s: %s\n", s.Pod, s.FailureSince.Format(time.RFC3339), s.Failure)
+		}
+	}
 	notes(w, Notes(len(c.Certificates), c.Total, nil))
 }
 

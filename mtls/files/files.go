@@ -97,11 +97,10 @@ func (s *Source) Watch(ctx context.Context, r mtls.Ref, on func(*mtls.SVID, erro
 		h.watch(s.dir, filepath.Join(s.dir, r.Namespace), dir)
 		svid, sum, err := s.load(dir)
 		switch {
-		case err == nil && sum != seen:
+		case err == nil && (sum != seen || told != ""): // also what is in force already: nothing is wrong with it any more
 			seen, told = sum, ""
 			on(svid, nil)
 		case err == nil:
-			told = ""
 		case err.Error() != told || sum != said:
 			said, told = sum, err.Error()
 			on(nil, err)

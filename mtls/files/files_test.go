@@ -123,6 +123,9 @@ func TestWatch(t *testing.T) {
 	put(CertFile, certPEM[:len(certPEM)/2]) // half-written
 	bad(t, events, CertFile)
 	put(CertFile, certPEM)
+	if again := good(t, events); !again.Cert.Leaf.Equal(second.Cert.Leaf) { // mended is told, though nothing is new
+		t.Error("another one")
+	}
 	put(BundleFile, append(bundle, "-----BEGIN CERTIFICATE-----\nMIIB"...))
 	bad(t, events, "cut short")
 	put(BundleFile, bundle)

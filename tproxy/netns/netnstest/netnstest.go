@@ -71,6 +71,25 @@ func New(t testing.TB) *netns.NS {
 	return ns
 }
 
+// Address gives ns's loopback interface one more address, which others need not reach: "10.1.0.1/32".
+func Address(t testing.TB, ns *netns.NS, prefix string) {
+	t.Helper()
+	Do(t, ns, func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		a, err := netlink.ParseAddr(prefix)
+		if err != nil {
+			return err
+		}
+		if a.IP.To4() == nil {
+			a.Flags = unix.IFA_F_NODAD
+		}
+		return netlink.AddrAdd(lo, a)
+	})
+}
+
 // Do runs fn in ns as netns.Do does. fn must not call t.Fatal.
 func Do(t testing.TB, ns *netns.NS, fn func() error) {
 	t.Helper()
