@@ -17,11 +17,12 @@ import (
 // certificates, and counts in the metrics, until it is mended; the certificate that is in force stays so.
 func TestCertificateCannotBeRenewed(t *testing.T) {
 	ctx := within(t, time.Minute)
-	pod := addPod(t, ctx, mesh.Pod{Name: "renewed"})
-	other := addPod(t, ctx, mesh.Pod{Name: "renewedother"})
-	dir := func(p *rig.Pod) string { return filepath.Join(w.Rig.Dir, "certs", "shop", p.Name) }
-	read := func(p *rig.Pod, name string) string {
-		b, err := os.ReadFile(filepath.Join(dir(p), name))
+	const account, another = "renewed", "renewedother"
+	pod := addPod(t, ctx, mesh.Pod{Name: account})
+	addPod(t, ctx, mesh.Pod{Name: another})
+	dir := func(account string) string { return filepath.Join(w.Rig.Dir, "certs", "shop", account) }
+	read := func(account, name string) string {
+		b, err := os.ReadFile(filepath.Join(dir(account), name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,13 +74,13 @@ func TestCertificateCannotBeRenewed(t *testing.T) {
 	}{
 		{"an empty bundle", map[string]string{rig.BundleFile: ""}},
 		{"a key that does not parse", map[string]string{rig.KeyFile: "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"}},
-		{"half a chain", map[string]string{rig.CertFile: read(pod, rig.CertFile)[:200]}},
+		{"half a chain", map[string]string{rig.CertFile: read(account, rig.CertFile)[:200]}},
 		{"another's identity", map[string]string{
-			rig.CertFile: read(other, rig.CertFile), rig.KeyFile: read(other, rig.KeyFile), rig.BundleFile: read(other, rig.BundleFile),
+			rig.CertFile: read(another, rig.CertFile), rig.KeyFile: read(another, rig.KeyFile), rig.BundleFile: read(another, rig.BundleFile),
 		}},
 	} {
 		for name, text := range tt.files {
-			if err := os.WriteFile(filepath.Join(dir(pod), name), []byte(text), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(dir(account), name), []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -87,7 +88,7 @@ func TestCertificateCannotBeRenewed(t *testing.T) {
 		if text, err := admin(ctx, "/certs?format=text&pod=shop/"+pod.Name); err != nil || !strings.Contains(text, "valid") {
 			t.Errorf("%s: the certificate that is in force: %v\n%s", tt.name, err, text)
 		}
-		if err := w.Issue(rig.SVIDRequest{Namespace: "shop", Account: pod.Name}); err != nil {
+		if err := w.Issue(rig.SVIDRequest{Namespace: "shop", Account: account}); err != nil {
 			t.Fatal(err)
 		}
 		told(tt.name+", mended", false)

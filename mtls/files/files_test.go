@@ -129,6 +129,7 @@ func TestWatch(t *testing.T) {
 	put(BundleFile, append(bundle, "-----BEGIN CERTIFICATE-----\nMIIB"...))
 	bad(t, events, "cut short")
 	put(BundleFile, bundle)
+	good(t, events)
 	write("other")
 	other, err := os.ReadFile(filepath.Join(dir, "shop/other", KeyFile))
 	if err != nil {
