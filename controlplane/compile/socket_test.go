@@ -17,6 +17,11 @@ func TestSockets(t *testing.T) {
 			Ports: []model.Port{{Number: 8080, Class: model.HTTP}}, UID: "uid-" + account, UDSSocket: annotation, Volumes: volumes,
 		}
 	}
+	named := func(account, uid string) model.Workload {
+		w := pod(account, "", nil)
+		w.UID = uid
+		return w
+	}
 	policy := func(name, account, socket string) model.EndpointPolicy {
 		return model.EndpointPolicy{Namespace: "shop", Name: name, Service: model.ServiceName{Namespace: "shop", Name: account}, UDSSocket: socket}
 	}
@@ -50,8 +55,12 @@ func TestSockets(t *testing.T) {
 		}, []model.Workload{pod("cart", "", carrier)}, "tcp"},
 		{"switched off", func(x *Index) { x.SetUDSDir("") }, []model.Workload{pod("cart", "app/a", carrier)},
 			`tcp disabled Pod shop/cart-1: annotation endpoint.aether.io/uds-socket: "app/a": delivery to Unix sockets is switched off`},
-		{"a UID of two pods", nil, []model.Workload{pod("cart", "app/a", carrier), func() model.Workload { w := pod("web", "", nil); w.UID = "uid-cart"; return w }()},
+		{"a UID of two pods", nil, []model.Workload{pod("cart", "app/a", carrier), named("web", "uid-cart")},
 			"tcp no_uid Pod shop/cart-1: annotation endpoint.aether.io/uds-socket: \"app/a\": pods shop/cart-1 and shop/web-1 have one UID"},
+		{"a UID of three pods", nil, []model.Workload{named("web", "uid-cart"), pod("cart", "app/a", carrier), named("api", "uid-cart")},
+			"tcp no_uid Pod shop/cart-1: annotation endpoint.aether.io/uds-socket: \"app/a\": pods shop/api-1 and shop/cart-1 have one UID"},
+		{"a UID of three pods, in another order", nil, []model.Workload{pod("cart", "app/a", carrier), named("api", "uid-cart"), named("web", "uid-cart")},
+			"tcp no_uid Pod shop/cart-1: annotation endpoint.aether.io/uds-socket: \"app/a\": pods shop/api-1 and shop/cart-1 have one UID"},
 		{"a pod whose sandbox is made anew", nil, []model.Workload{pod("cart", "app/a", carrier), func() model.Workload { w := pod("cart", "app/a", carrier); w.ContainerID = "c2"; return w }()},
 			"/d/uid-cart/a"},
 	} {

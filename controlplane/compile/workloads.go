@@ -96,17 +96,27 @@ func (x *Index) endpointPolicy(n model.ServiceName) *model.EndpointPolicy {
 	return first
 }
 
-// sharedUIDs are the UIDs that two pods claim, with the names of both. A pod whose sandbox
-// is made anew is one pod.
+// sharedUIDs are the UIDs that two pods or more claim, with the first two names, whatever the order of
+// the pods. A pod whose sandbox is made anew is one pod.
 func (x *Index) sharedUIDs() map[string]string {
-	first, shared := map[string]string{}, map[string]string{}
+	type pair struct{ first, second string }
+	claims, shared := map[string]pair{}, map[string]string{}
 	for i := range x.workloads {
 		w := &x.workloads[i]
-		name := w.Namespace + "/" + w.Name
-		if was := first[w.UID]; was != "" && was != name && w.UID != "" {
-			shared[w.UID] = "pods " + min(was, name) + " and " + max(was, name)
+		name, p := w.Namespace+"/"+w.Name, claims[w.UID]
+		switch {
+		case w.UID == "", name == p.first, name == p.second:
+			continue
+		case p.first == "":
+			p.first = name
+		case name < p.first:
+			p.first, p.second = name, p.first
+		case p.second == "" || name < p.second:
+			p.second = name
 		}
-		first[w.UID] = name
+		if claims[w.UID] = p; p.second != "" {
+			shared[w.UID] = "pods " + p.first + " and " + p.second
+		}
 	}
 	return shared
 }
