@@ -31,7 +31,7 @@ type httpFilter struct {
 
 // decides reports whether access to the filter's targets hangs on it at the caller.
 func (f *httpFilter) decides() bool {
-	return f.Scope != model.ScopeInbound && (f.invalid != "" || f.rbac != nil && !f.rbac.Audit || f.authz != nil)
+	return f.Scope != model.ScopeInbound && (f.invalid != "" || f.authz != nil || !(f.rbac == nil || f.rbac.Audit))
 }
 
 // compileFilters compiles the objects of one name; of more than one none is
