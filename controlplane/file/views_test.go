@@ -17,9 +17,9 @@ func TestViews(t *testing.T) {
 	}
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "x.yaml"), []byte("apiVersion: v1\nkind: Node\nmetadata: {name: n2, labels: {topology.kubernetes.io/region: eu}}\n---\n"+
-		pod("a", "web-1", "n1", "10.0.0.1", "")+
-		pod("b", "web-1", "n2", "10.0.0.2", "")+ // the same network namespace, on another node
-		pod("c", "web-1", "n2", "10.0.0.3", "")+ // and on the same
+		pod("a", "web-1", "n1", "10.0.0.1", "file.aether.io/netns: /run/netns/web-1")+
+		pod("b", "web-1", "n2", "10.0.0.2", "file.aether.io/netns: /run/netns/web-1")+ // the same network namespace, on another node
+		pod("c", "web-1", "n2", "10.0.0.3", "file.aether.io/netns: /run/netns/web-1")+ // and on the same
 		pod("d", "web-2", "n1", "10.0.0.4", `capture.aether.io/nothing: "1"`)+
 		pod("e", "web-3", `""`, "10.0.0.5", "")+
 		pod("f", "web-4", "n3", "10.0.0.6", "file.aether.io/part: workload")), 0o600); err != nil {
