@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -223,15 +224,15 @@ func (s *Store) Put(ctx context.Context, service model.ServiceName, e *registryp
 
 func (s *Store) put(ctx context.Context, service model.ServiceName, e *registrypb.ServiceEndpoint) error {
 	if _, why := registry.RowFault(e); why != "" {
-		return errors.New(why)
+		return fmt.Errorf("%w: %s", registry.ErrUnfit, why)
 	}
 	serves := registry.Protocols(e)
 	if len(serves) == 0 {
-		return errors.New("it serves no class that this version knows")
+		return fmt.Errorf("%w: it serves no class that this version knows", registry.ErrUnfit)
 	}
 	value, err := proto.Marshal(e)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", registry.ErrUnfit, err)
 	}
 	said := registry.StatementOf(e)
 	var all []string
@@ -239,7 +240,7 @@ func (s *Store) put(ctx context.Context, service model.ServiceName, e *registryp
 	for p := registrypb.Service_PROTOCOL_HTTP; p <= registrypb.Service_PROTOCOL_UDP; p++ {
 		key, err := registry.Key{Kind: registry.EndpointKey, Region: s.cfg.Region, Cluster: s.cfg.Cluster, Service: service, Protocol: p, IP: e.GetIp()}.Text()
 		if err != nil {
-			return err
+			return fmt.Errorf("%w: %w", registry.ErrUnfit, err)
 		}
 		all = append(all, key)
 		if slices.Contains(serves, p) {
@@ -248,7 +249,11 @@ func (s *Store) put(ctx context.Context, service model.ServiceName, e *registryp
 			ops = append(ops, clientv3.OpDelete(key))
 		}
 	}
-	return s.replace(ctx, all, ops, said, registry.Statement.Outdates)
+	err = s.replace(ctx, all, ops, said, registry.Statement.Outdates)
+	if errors.Is(err, rpctypes.ErrRequestTooLarge) { // etcd's --max-request-bytes
+		return fmt.Errorf("%w: %w", registry.ErrUnfit, err)
+	}
+	return err
 }
 
 // Delete takes a pod's row from every protocol directory that the service has, those
@@ -262,11 +267,11 @@ func (s *Store) Delete(ctx context.Context, service model.ServiceName, ip string
 
 func (s *Store) remove(ctx context.Context, service model.ServiceName, ip string, by registry.Statement) error {
 	if ip == "" || strings.Contains(ip, "/") {
-		return errors.New("that is no address")
+		return fmt.Errorf("%w: that is no address", registry.ErrUnfit)
 	}
 	dir, err := registry.ServiceDir(s.cfg.Region, s.cfg.Cluster, service)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", registry.ErrUnfit, err)
 	}
 	dirs, err := s.below(ctx, dir)
 	if err != nil {

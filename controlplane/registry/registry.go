@@ -256,7 +256,8 @@ type Store interface {
 	Watch(ctx context.Context, on func(Change), report func(error)) error
 	// Put writes a row under every class that it serves, and takes it from those that
 	// it no longer does; all of it, or, where a row that is there was said later
-	// (Statement.Outdates), nothing: ErrOutdated. A store that derives its rows does nothing.
+	// (Statement.Outdates), nothing: ErrOutdated. A row that the store can never hold:
+	// ErrUnfit. A store that derives its rows does nothing.
 	Put(ctx context.Context, service model.ServiceName, e *registrypb.ServiceEndpoint) error
 	// Delete takes a pod's row from every class, unless a row that is there stays whoever
 	// by is (Statement.Keeps): ErrOutdated. What is not there is no error.

@@ -44,6 +44,11 @@ func (s Statement) Keeps(by Statement) bool {
 // ErrOutdated is a Store's: nothing was written, because what is there was said later.
 var ErrOutdated = errors.New("what is there was said later")
 
+// ErrUnfit is a Store's: it will not take this write, whatever becomes of others, because
+// of what the write itself is, as one that is larger than the store's requests may be. A
+// store that has no room, or does not allow the writer, is no reason for it.
+var ErrUnfit = errors.New("the store cannot hold it")
+
 // ErrDerived: the rows are made of what else is known of pods, so that those which a
 // node has registered are nowhere to be found (contract 9.1).
 var ErrDerived = errors.New("the registry derives its rows, and keeps none that are registered")

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"time"
+
 	"aether/controlplane/registry"
 	"aether/dataplane/telemetry"
 )
@@ -61,9 +63,17 @@ func (s *Server) Register(m *telemetry.Metrics) {
 	m.Count("aether_registrar_broadcast_slow_total", "Watchers that did not read and were cut off.", &s.slow)
 	m.Gauge("aether_registrar_broadcast_queued", "Events that wait for watchers.", func() float64 { return float64(s.queued.Load()) })
 	gauge("aether_registrar_writebehind_pending", "Writes that the store has not shown yet.", func(st Status) int { return st.Pending })
+	gauge("aether_registrar_writebehind_unwritten", "Writes that the store has refused and that are tried again.", func(st Status) int { return st.Refused })
+	m.Gauge("aether_registrar_writebehind_unwritten_seconds", "How long the oldest of them has waited.", func() float64 {
+		since := s.Status().RefusedSince
+		if since.IsZero() {
+			return 0
+		}
+		return time.Since(since).Seconds()
+	})
 	m.Count("aether_registrar_writebehind_writes_total", "Writes that the store has taken.", &s.writes)
 	m.Count("aether_registrar_writebehind_errors_total", "Tries of a write that failed.", &s.writeErrors)
-	m.Count("aether_registrar_writebehind_dropped_total", "Writes given up: "+dropTime.String()+" without success while others were taken, or owed at the end.", &s.dropped)
+	m.Count("aether_registrar_writebehind_dropped_total", "Writes given up: those that the store could not hold for "+dropTime.String()+", or owed at the end.", &s.dropped)
 	m.Count("aether_registrar_writebehind_refused_total", "Registrations refused because too many writes wait.", &s.full)
 	m.Count("aether_registrar_writebehind_unconfirmed_total", "Writes that the store took and did not show.", &s.unconfirmed)
 	m.Count("aether_registrar_writebehind_outdated_total", "Registrations that were not written, because their node has said otherwise since.", &s.outdated)

@@ -121,22 +121,25 @@ type Server struct {
 
 	counters
 
-	mu       sync.Mutex
-	state    state                            // guarded by mu, as all below
-	watchers map[*watcher]bool                // all of them
-	unscoped map[*watcher]bool                // those without a filter
-	scoped   map[string]map[*watcher]struct{} // those with one, by the services in it
-	named    map[watchName]*watcher           // those that say which node they are
-	pending  map[podKey]*pending              // writes that the store has not shown yet
-	ready    []podKey                         // of pending: to be written next
-	inflight int                              // writes under way
-	taken    uint64                           // writes that the store has taken
-	changed  map[chan<- struct{}]struct{}     // of Changed
-	storeErr error                            // why the store is not heard; nil: it is
-	storeAt  time.Time                        // when it was heard last
-	storeVer string                           // where in its history it stands
-	stopping bool
-	queued   atomic.Int64 // events that wait for watchers
+	mu            sync.Mutex
+	state         state                            // guarded by mu, as all below
+	watchers      map[*watcher]bool                // all of them
+	unscoped      map[*watcher]bool                // those without a filter
+	scoped        map[string]map[*watcher]struct{} // those with one, by the services in it
+	named         map[watchName]*watcher           // those that say which node they are
+	pending       map[podKey]*pending              // writes that the store has not shown yet
+	waiting       [2]int                           // of pending, by sort
+	ready         []podKey                         // of pending: to be written next
+	again         []podKey                         // of pending: those that have failed before, after ready
+	inflight      int                              // writes under way
+	inflightAgain int                              // of those, out of again
+	unwritten     unwritten                        // as sweep saw it last
+	changed       map[chan<- struct{}]struct{}     // of Changed
+	storeErr      error                            // why the store is not heard; nil: it is
+	storeAt       time.Time                        // when it was heard last
+	storeVer      string                           // where in its history it stands
+	stopping      bool
+	queued        atomic.Int64 // events that wait for watchers
 
 	// The constants, but for tests.
 	maxPending, maxEvents int
@@ -431,6 +434,9 @@ type Status struct {
 	Watchers     int       `json:"watchers"`
 	Filtered     int       `json:"filtered_watchers"`
 	Pending      int       `json:"pending_writes"`
+	Refused      int       `json:"refused_writes"`                 // of those, tried and not taken so far
+	RefusedErr   string    `json:"refused_writes_error,omitempty"` // why the one that has waited longest was not
+	RefusedSince time.Time `json:"refused_writes_since,omitzero"`  // when that one was asked for
 }
 
 // Status tells how the server fares. Safe for concurrent use.
@@ -444,6 +450,9 @@ func (s *Server) Status() Status {
 	}
 	if s.storeErr != nil {
 		st.StoreErr = s.storeErr.Error()
+	}
+	if u := s.unwritten; u.n > 0 {
+		st.Refused, st.RefusedErr, st.RefusedSince = u.n, u.err.Error(), u.since
 	}
 	return st
 }

@@ -735,8 +735,8 @@ func TestLaggingWatch(t *testing.T) {
 }
 
 // TestBackoff: a write that fails is tried again after 1 s and up to 30 s, is done once
-// the store takes it, and given up after 5 min in which others are taken: then the store's
-// view holds.
+// the store takes it, and given up after 5 min in which the store calls it unfit: then the
+// store's view holds.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.New("local", "local")
@@ -773,7 +773,7 @@ func TestBackoff(t *testing.T) {
 			t.Errorf("not written once the store takes it: %v", store.All())
 		}
 
-		store.FailWritesOf("10.0.0.1", errors.New("too large"))
+		store.FailWritesOf("10.0.0.1", fmt.Errorf("%w: too large", registry.ErrUnfit))
 		unregister(t, c, cart, "10.0.0.1")
 		n.until("the removal", func() bool { return len(n.rows) == 1 })
 		others := func(d time.Duration) { // others are taken meanwhile
@@ -803,7 +803,7 @@ func TestSaidAgain(t *testing.T) {
 		r := start(t, Config{Store: store})
 		defer r.stop()
 		c := r.dial()
-		store.FailWritesOf("10.0.0.1", errors.New("too large"))
+		store.FailWritesOf("10.0.0.1", fmt.Errorf("%w: too large", registry.ErrUnfit))
 		others := func(d time.Duration) { // others are taken meanwhile
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) { // virtual
 				register(t, c, pay, storetest.HTTP("10.0.9.9", "node-a"))
@@ -842,6 +842,7 @@ func TestSlowWriteHoldsNobody(t *testing.T) {
 }
 
 // TestTooManyWrites: what cannot wait is refused, never lost; what waits may change.
+// Removals have room of their own.
 func TestTooManyWrites(t *testing.T) {
 	store := storetest.New("local", "local")
 	release := store.HoldWrites()
@@ -861,7 +862,12 @@ func TestTooManyWrites(t *testing.T) {
 	if err := add(most, registrypb.ServiceEndpoint_UNHEALTHY); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("one too many: %v", err)
 	}
-	if err := r.unregister(cart, []string{"10.200.0.1"}, registry.Statement{}); status.Code(err) != codes.ResourceExhausted {
+	for i := range most {
+		if err := r.unregister(cart, []string{fmt.Sprintf("10.200.%d.%d", i>>8, i&255)}, registry.Statement{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.unregister(cart, []string{"10.201.0.1"}, registry.Statement{}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a removal too many: %v", err)
 	}
 	if err := add(7, registrypb.ServiceEndpoint_HEALTHY); err != nil {

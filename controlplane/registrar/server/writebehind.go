@@ -18,8 +18,9 @@ import (
 
 // Bounds of the writes behind (contract 9.7).
 const (
-	// maxPending are pods whose row the store has not shown as it was written; further
-	// ones are refused.
+	// maxPending are pods whose row the store has not shown as it was written, and as many
+	// again whose removal it has not; further ones are refused. Each sort has its own, so
+	// that a store that takes one of them is given it.
 	maxPending = 32768
 	// maxWrites are under way at once.
 	maxWrites = 16
@@ -32,9 +33,13 @@ const (
 	minBackoff = time.Second
 	maxBackoff = 30 * time.Second
 	// dropTime: a write that has not succeeded for so long is given up, if the store has
-	// taken others' before dropTries of its tries: a store that takes nothing refuses none.
+	// called the write itself unfit (registry.ErrUnfit) at dropTries of its tries. What the
+	// store does with other writes shows nothing: it may take one sort and refuse another.
 	dropTime  = 5 * time.Minute
 	dropTries = 3
+	// maxAgain of the writes under way are some that have failed before: those that the
+	// store refuses slowly must not hold up those that it would take.
+	maxAgain = maxWrites / 2
 	// confirmTime is how long after a write the store may take to show it while it is
 	// followed; then what it shows is believed, once its watch has come so far: somebody
 	// else has written since, or there was nothing to remove.
@@ -58,14 +63,22 @@ type pending struct {
 	since   time.Time
 	due     time.Time // not to be tried before
 	backoff time.Duration
-	queued  bool              // it stands in Server.ready
+	queued  bool              // it is to be written, and stands in Server.ready or Server.again
+	inAgain bool              // it stands in Server.again, and perhaps in Server.ready as well
 	writing bool              // a write is under way
 	written time.Time         // when the store was done with endpoint; zero: it has not been
 	at      registry.Position // of that, where the Store is registry.Positioned
 	seen    bool              // the store has said of the pod just this since that write began
 
-	passed int    // tries that failed after the store had taken another write since the one before
-	taken  uint64 // Server.taken at the last try that failed
+	unfit int   // tries that the store has called unfit
+	err   error // of the last try; nil: endpoint has not been tried, or was taken
+}
+
+// unwritten are the writes that the store has refused and that are tried again.
+type unwritten struct {
+	n     int
+	since time.Time // when the first of them was asked for; zero: there is none
+	err   error     // why that one was refused the last time
 }
 
 // shown reports whether the store has shown what was written.
@@ -102,7 +115,7 @@ func (s *Server) register(service model.ServiceName, e *registrypb.ServiceEndpoi
 		return nil // its node knows better by now
 	}
 	others := written(s.state.rowsOf(service.String()), s.cfg.Region, s.cfg.Cluster, e.GetIp())
-	if !s.roomLocked(service, append(others, e.GetIp())...) {
+	if !s.roomLocked(service, false, append(others, e.GetIp())...) {
 		return s.errFull()
 	}
 	for _, ip := range others { // the address has one row
@@ -124,7 +137,7 @@ func (s *Server) unregister(service model.ServiceName, ips []string, by registry
 	}
 	slices.Sort(all)
 	all = slices.Compact(all)
-	if !s.roomLocked(service, all...) {
+	if !s.roomLocked(service, true, all...) {
 		return s.errFull()
 	}
 	for _, ip := range all {
@@ -147,15 +160,23 @@ func (s *Server) outdatedLocked(k podKey, by registry.Statement, removal bool) b
 	return stays(now[from:to], by, removal)
 }
 
-// roomLocked reports whether writes of all of these may wait.
-func (s *Server) roomLocked(service model.ServiceName, ips ...string) bool {
-	n := len(s.pending)
+// roomLocked reports whether writes of all of these, which are removals or are not, may wait.
+func (s *Server) roomLocked(service model.ServiceName, removals bool, ips ...string) bool {
+	n := s.waiting[sort(removals)]
 	for _, ip := range ips {
 		if s.pending[podKey{service.String(), ip}] == nil {
 			n++
 		}
 	}
 	return n <= s.maxPending
+}
+
+// sort is the place in Server.waiting of a sort of write.
+func sort(removal bool) int {
+	if removal {
+		return 1
+	}
+	return 0
 }
 
 func (s *Server) errFull() error {
@@ -172,18 +193,24 @@ func (s *Server) enqueueLocked(service model.ServiceName, ip string, e *registry
 		from, to := pod(now, s.cfg.Region, s.cfg.Cluster, ip)
 		p = &pending{name: service, stored: now[from:to:to]}
 		s.pending[k] = p
+		s.waiting[sort(e == nil)]++
 	} else if p.written.IsZero() && (p.endpoint == nil) == (e == nil) && same(p.rows, rows) {
 		p.since = time.Now() // it is on its way, and whoever wants it does so still
-		p.passed, p.said = 0, said
+		p.unfit, p.said = 0, said
 		if p.writing {
 			p.gen++ // the store may refuse what is on its way as outdated, and not this
 		}
 		return
+	} else {
+		s.waiting[sort(p.endpoint == nil)]--
+		s.waiting[sort(e == nil)]++
 	}
 	p.endpoint, p.rows, p.said = e, rows, said
 	p.gen++
 	p.since, p.due, p.backoff, p.written = time.Now(), time.Time{}, 0, time.Time{}
-	p.passed, p.taken = 0, s.taken
+	if p.unfit = 0; p.err != nil { // it is another write now, which has not been refused
+		p.err, p.queued = nil, false
+	}
 	s.readyLocked(k, p)
 	s.setLocked(k.service, withPod(now, s.cfg.Region, s.cfg.Cluster, ip, rows))
 }
@@ -193,7 +220,13 @@ func (s *Server) readyLocked(k podKey, p *pending) {
 		return // whoever writes looks again when it has
 	}
 	p.queued = true
-	s.ready = append(s.ready, k)
+	switch {
+	case p.err == nil:
+		s.ready = append(s.ready, k)
+	case !p.inAgain:
+		p.inAgain = true
+		s.again = append(s.again, k)
+	}
 	s.poke()
 }
 
@@ -207,6 +240,7 @@ func (s *Server) poke() {
 // releaseLocked ends a write: from here on the store is believed again.
 func (s *Server) releaseLocked(k podKey, p *pending) {
 	delete(s.pending, k)
+	s.waiting[sort(p.endpoint == nil)]--
 	s.setLocked(k.service, withPod(s.state.rowsOf(k.service), s.cfg.Region, s.cfg.Cluster, k.ip, p.stored))
 }
 
@@ -232,7 +266,14 @@ func (s *Server) writeBehind(ctx, hard context.Context) {
 func (s *Server) sweep(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.unwritten = unwritten{}
 	for k, p := range s.pending {
+		if p.err != nil {
+			s.unwritten.n++
+			if s.unwritten.since.IsZero() || p.since.Before(s.unwritten.since) {
+				s.unwritten.since, s.unwritten.err = p.since, p.err
+			}
+		}
 		switch {
 		case p.writing:
 		case !p.written.IsZero():
@@ -240,13 +281,18 @@ func (s *Server) sweep(now time.Time) {
 				s.unconfirmed.Inc()
 				s.releaseLocked(k, p)
 			}
-		case p.passed >= dropTries && now.Sub(p.since) >= dropTime:
+		case p.unfit >= dropTries && now.Sub(p.since) >= dropTime:
 			s.dropped.Inc()
-			s.quiet.Warn("drop", "a registration was not taken by the store for "+dropTime.String()+", which takes others, and is given up: the node registers again", "service", k.service, "ip", k.ip)
+			s.quiet.Warn("drop", "a registration that the store cannot hold is given up after "+dropTime.String()+": make the row smaller, or raise the store's limit; the node registers it again",
+				"service", k.service, "ip", k.ip, "err", p.err)
 			s.releaseLocked(k, p)
 		case !p.queued && !now.Before(p.due):
 			s.readyLocked(k, p)
 		}
+	}
+	if u := s.unwritten; u.n > 0 && now.Sub(u.since) >= dropTime {
+		s.quiet.Warn("kept", "the store has refused writes for long: they hold at this registrar alone, and are lost if it ends before the store takes them",
+			"writes", u.n, "for", now.Sub(u.since).Round(time.Second), "err", u.err)
 	}
 }
 
@@ -261,15 +307,30 @@ func (s *Server) comeSoFar(p *pending) bool {
 func (s *Server) startWrites(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.inflight < maxWrites && len(s.ready) > 0 {
-		k := s.ready[0]
-		s.ready = s.ready[1:]
+	for s.inflight < maxWrites {
+		var k podKey
+		again := false
+		switch {
+		case len(s.ready) > 0:
+			k, s.ready = s.ready[0], s.ready[1:]
+		case len(s.again) > 0 && s.inflightAgain < maxAgain:
+			k, s.again = s.again[0], s.again[1:]
+			again = true
+		default:
+			return
+		}
 		p := s.pending[k]
+		if p != nil && again {
+			p.inAgain = false
+		}
 		if p == nil || !p.queued {
-			continue // given up meanwhile
+			continue // given up meanwhile, or it stood in both
 		}
 		p.queued, p.writing, p.seen = false, true, false
 		s.inflight++
+		if again {
+			s.inflightAgain++
+		}
 		e, gen, said := p.endpoint, p.gen, p.said
 		s.writers.Go(func() {
 			ctx, stop := context.WithTimeout(ctx, writeTime)
@@ -280,13 +341,13 @@ func (s *Server) startWrites(ctx context.Context) {
 			} else {
 				err = s.cfg.Store.Delete(ctx, p.name, k.ip, said)
 			}
-			s.wrote(k, p, gen, err)
+			s.wrote(k, p, gen, again, err)
 		})
 	}
 }
 
-// wrote takes how a write ended.
-func (s *Server) wrote(k podKey, p *pending, gen uint64, err error) {
+// wrote takes how a write ended, which was one of Server.again or was not.
+func (s *Server) wrote(k podKey, p *pending, gen uint64, again bool, err error) {
 	late := errors.Is(err, registry.ErrOutdated)
 	switch {
 	case late:
@@ -300,16 +361,17 @@ func (s *Server) wrote(k podKey, p *pending, gen uint64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.inflight--
-	p.writing = false
-	if err == nil {
-		s.taken++
+	if again {
+		s.inflightAgain--
 	}
+	p.writing = false
 	now := time.Now()
 	switch {
 	case s.pending[k] != p: // overtaken meanwhile
 	case p.gen != gen:
 		s.readyLocked(k, p)
 	case err == nil || late:
+		p.err = nil
 		p.written = now // or what the store has instead, which its watch shows
 		if st, ok := s.cfg.Store.(registry.Positioned); ok {
 			p.at = st.Position()
@@ -318,10 +380,10 @@ func (s *Server) wrote(k podKey, p *pending, gen uint64, err error) {
 			s.releaseLocked(k, p)
 		}
 	default:
-		if s.taken > p.taken {
-			p.passed++
+		if errors.Is(err, registry.ErrUnfit) {
+			p.unfit++
 		}
-		p.taken = s.taken
+		p.err = err
 		p.backoff = min(max(2*p.backoff, minBackoff), maxBackoff)
 		p.due = now.Add(p.backoff - rand.N(p.backoff/4))
 	}
@@ -342,7 +404,7 @@ func (s *Server) flush(ctx context.Context) {
 	for {
 		s.startWrites(ctx)
 		s.mu.Lock()
-		idle := s.inflight == 0 && len(s.ready) == 0
+		idle := s.inflight == 0 && len(s.ready) == 0 && len(s.again) == 0
 		s.mu.Unlock()
 		if idle || ctx.Err() != nil {
 			break

@@ -37,9 +37,8 @@ type Store struct {
 	rows     map[key]registry.Row
 	rev      int
 	watches  map[*watch]bool
-	fail     error
-	failOf   string        // the address whose writes fail; empty: all
-	held     chan struct{} // closed by the release of HoldWrites; nil: writes are not held
+	refuse   func(Write) error // why a write fails; nil: none does
+	held     chan struct{}     // closed by the release of HoldWrites; nil: writes are not held
 	lagging  bool
 	down     error
 	writes   int
@@ -154,9 +153,27 @@ func (s *Store) FailWrites(err error) { s.FailWritesOf("", err) }
 
 // FailWritesOf is FailWrites for the rows of one address.
 func (s *Store) FailWritesOf(ip string, err error) {
+	s.Refuse(func(w Write) error {
+		if ip != "" && ip != w.IP {
+			return nil
+		}
+		return err
+	})
+}
+
+// Write is a call of Put or Delete.
+type Write struct {
+	Service model.ServiceName
+	IP      string
+	Row     *registrypb.ServiceEndpoint // nil: it is a Delete
+}
+
+// Refuse makes the writes fail for which why gives a reason; nil ends that. why is called
+// while the Store is locked.
+func (s *Store) Refuse(why func(Write) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fail, s.failOf = err, ip
+	s.refuse = why
 }
 
 // HoldWrites makes Put and Delete wait, until the function it returns is called.
@@ -249,12 +266,12 @@ func (s *Store) next(w *watch) (c registry.Change, down error, ok bool) {
 func (s *Store) Put(ctx context.Context, service model.ServiceName, e *registrypb.ServiceEndpoint) error {
 	e = proto.CloneOf(e)
 	said := registry.StatementOf(e)
-	return s.write(ctx, service, e.GetIp(), Rows(s.region, s.cluster, service, e), func(there registry.Statement) bool { return there.Outdates(said) })
+	return s.write(ctx, Write{service, e.GetIp(), e}, Rows(s.region, s.cluster, service, e), func(there registry.Statement) bool { return there.Outdates(said) })
 }
 
 // Delete is registry.Store.
 func (s *Store) Delete(ctx context.Context, service model.ServiceName, ip string, by registry.Statement) error {
-	return s.write(ctx, service, ip, nil, func(there registry.Statement) bool { return there.Keeps(by) })
+	return s.write(ctx, Write{service, ip, nil}, nil, func(there registry.Statement) bool { return there.Keeps(by) })
 }
 
 // Position is registry.Positioned's.
@@ -285,7 +302,7 @@ func (w *watch) first() int64 {
 	return n
 }
 
-func (s *Store) write(ctx context.Context, service model.ServiceName, ip string, rows []registry.Row, late func(there registry.Statement) bool) error {
+func (s *Store) write(ctx context.Context, w Write, rows []registry.Row, late func(there registry.Statement) bool) error {
 	s.mu.Lock()
 	s.attempts++
 	held := s.held
@@ -299,12 +316,15 @@ func (s *Store) write(ctx context.Context, service model.ServiceName, ip string,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fail != nil && (s.failOf == "" || s.failOf == ip) {
-		return s.fail
+	if s.refuse != nil {
+		if err := s.refuse(w); err != nil {
+			return err
+		}
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	service, ip := w.Service, w.IP
 	for p := range registrypb.Service_Protocol_name {
 		if r, there := s.rows[key{s.region, s.cluster, service, registrypb.Service_Protocol(p), ip}]; there && late(registry.StatementOf(r.Endpoint)) {
 			return registry.ErrOutdated
