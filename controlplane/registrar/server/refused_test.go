@@ -229,71 +229,73 @@ func TestRefusedSlowly(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	for seed := range *seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { refusals(t, rand.New(rand.NewPCG(*firstSeed+uint64(seed), 4))) })
+			refusals(t, rand.New(rand.NewPCG(*firstSeed+uint64(seed), 4)))
 		})
 	}
 }
 
 func refusals(t *testing.T, rnd *rand.Rand) {
-	store := storetest.New("local", "local")
-	r := start(t, Config{Store: store})
-	defer r.stop()
-	c := r.dial()
-	<-r.Synced()
-	services := []model.ServiceName{cart, pay, none}
-	type pod struct {
-		service model.ServiceName
-		ip      string
-	}
-	said := map[pod]*registrypb.ServiceEndpoint{} // what was said last; nil: removed
-	check := func(when string) {
-		t.Helper()
-		synctest.Wait()
-		for p, want := range said {
-			if got := rowOf(r.Server, p.service, p.ip); !proto.Equal(got, want) {
-				t.Fatalf("%s: pod %s of %s is %v, want %v", when, p.ip, p.service, got, want)
-			}
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.New("local", "local")
+		r := start(t, Config{Store: store})
+		defer r.stop()
+		c := r.dial()
+		<-r.Synced()
+		services := []model.ServiceName{cart, pay, none}
+		type pod struct {
+			service model.ServiceName
+			ip      string
 		}
-		if r.dropped.Value() != 0 {
-			t.Fatalf("%s: %d given up", when, r.dropped.Value())
-		}
-	}
-	for step := range 60 {
-		switch rnd.IntN(3) {
-		case 0: // the store refuses something else from now on
-			kind, size, service, ip := rnd.IntN(3), rnd.IntN(3)*1000, services[rnd.IntN(3)], fmt.Sprintf("10.0.0.%d", rnd.IntN(6))
-			every, calls := rnd.IntN(4), 0
-			store.Refuse(func(w storetest.Write) error {
-				calls++
-				switch {
-				case kind == 1 && w.Row == nil, kind == 2 && w.Row != nil: // the other kind of write
-				case every == 0 && calls%2 == 0: // now and then
-				case every == 1 && w.Service != service, every == 2 && w.IP != ip, every == 3 && proto.Size(w.Row) < size:
-				default:
-					return errors.New("refused")
+		said := map[pod]*registrypb.ServiceEndpoint{} // what was said last; nil: removed
+		check := func(when string) {
+			t.Helper()
+			synctest.Wait()
+			for p, want := range said {
+				if got := rowOf(r.Server, p.service, p.ip); !proto.Equal(got, want) {
+					t.Fatalf("%s: pod %s of %s is %v, want %v", when, p.ip, p.service, got, want)
 				}
-				return nil
-			})
-		default:
-			p := pod{services[rnd.IntN(3)], fmt.Sprintf("10.0.0.%d", rnd.IntN(6))}
-			if rnd.IntN(3) == 0 {
-				unregister(t, c, p.service, p.ip)
-				said[p] = nil
-				break
 			}
-			e := storetest.HTTP(p.ip, "node-a")
-			e.Health = registrypb.ServiceEndpoint_Health(rnd.IntN(4))
-			e.Metadata = map[string]string{"note": strings.Repeat("x", rnd.IntN(3)*1000)}
-			register(t, c, p.service, e)
-			said[p] = e
+			if r.dropped.Value() != 0 {
+				t.Fatalf("%s: %d given up", when, r.dropped.Value())
+			}
 		}
-		time.Sleep(time.Duration(rnd.Int64N(int64(4 * time.Minute)))) // virtual
-		check(fmt.Sprint("step ", step))
-	}
-	store.Refuse(nil)
-	time.Sleep(maxBackoff + 2*writeTick + confirmTime)
-	check("in the end")
-	if st := r.Status(); st.Pending != 0 || !sameAs(r.Server, store.All()) {
-		t.Fatalf("in the end the store has other rows than the snapshot: %+v", st)
-	}
+		for step := range 60 {
+			switch rnd.IntN(3) {
+			case 0: // the store refuses something else from now on
+				kind, size, service, ip := rnd.IntN(3), rnd.IntN(3)*1000, services[rnd.IntN(3)], fmt.Sprintf("10.0.0.%d", rnd.IntN(6))
+				every, calls := rnd.IntN(4), 0
+				store.Refuse(func(w storetest.Write) error {
+					calls++
+					switch {
+					case kind == 1 && w.Row == nil, kind == 2 && w.Row != nil: // the other kind of write
+					case every == 0 && calls%2 == 0: // now and then
+					case every == 1 && w.Service != service, every == 2 && w.IP != ip, every == 3 && proto.Size(w.Row) < size:
+					default:
+						return errors.New("refused")
+					}
+					return nil
+				})
+			default:
+				p := pod{services[rnd.IntN(3)], fmt.Sprintf("10.0.0.%d", rnd.IntN(6))}
+				if rnd.IntN(3) == 0 {
+					unregister(t, c, p.service, p.ip)
+					said[p] = nil
+					break
+				}
+				e := storetest.HTTP(p.ip, "node-a")
+				e.Health = registrypb.ServiceEndpoint_Health(rnd.IntN(4))
+				e.Metadata = map[string]string{"note": strings.Repeat("x", rnd.IntN(3)*1000)}
+				register(t, c, p.service, e)
+				said[p] = e
+			}
+			time.Sleep(time.Duration(rnd.Int64N(int64(4 * time.Minute)))) // virtual
+			check(fmt.Sprint("step ", step))
+		}
+		store.Refuse(nil)
+		time.Sleep(maxBackoff + 2*writeTick + confirmTime)
+		check("in the end")
+		if st := r.Status(); st.Pending != 0 || !sameAs(r.Server, store.All()) {
+			t.Fatalf("in the end the store has other rows than the snapshot: %+v", st)
+		}
+	})
 }
