@@ -46,6 +46,8 @@ type options struct {
 	kubeconfig, namespace                       string
 	kubernetes                                  bool
 	registrarInsecure, registrarWhole           bool
+	nodeForm                                    string
+	identities                                  []string
 	clusterPods                                 string
 	drainTime                                   time.Duration
 	memoryLimit, authz                          string
@@ -90,6 +92,8 @@ one drains: no connection is refused or lost meanwhile.`,
 	f.BoolVar(&o.registrarInsecure, "registrar-insecure", false, "speak to registrars without TLS; only on the loopback, for trials")
 	f.BoolVar(&o.registrarWhole, "registrar-whole", false, "keep the rows of all services, not only of those that this node needs")
 	f.StringVar(&o.nodeAccount, "node-account", "aether-system/aether-agent", "namespace and ServiceAccount of this node's own identity, which registrars ask for")
+	f.StringVar(&o.nodeForm, "node-spiffe-id", "", "SPIFFE ID of this node instead of --node-account's, or its path in the trust domain, with {node} for the name of --node: /node/{node}. A registrar whose --writer has the same lets a node write its own rows alone")
+	f.StringSliceVar(&o.identities, "allow-spiffe-id", nil, "SPIFFE IDs that rows of registrars may name (aether.io/spiffe-id), or their paths in the trust domain, beside /ns/{namespace}/*, those of the pod's own namespace. \"/*\" at the end: all below. As at the registrars")
 	f.StringVar(&o.cluster, "cluster", "local", "name of the cluster, as in the registry")
 	f.BoolVar(&o.kubernetes, "kubernetes", false, "take Services, routes, filters and MeshConfig from the API server of the cluster that this process runs in")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "or from that of this kubeconfig file")

@@ -22,6 +22,7 @@ import (
 	"aether/controlplane/local"
 	"aether/controlplane/registrar/client"
 	"aether/controlplane/registrar/register"
+	"aether/controlplane/registry"
 	"aether/dataplane"
 	"aether/dataplane/admin/guard"
 	"aether/dataplane/model"
@@ -84,12 +85,18 @@ func (o *options) checkSources() error {
 	if len(o.registrar) == 0 {
 		for flag, given := range map[string]bool{
 			"--pods-dir": o.podsDir != "", "--registrar-insecure": o.registrarInsecure, "--registrar-whole": o.registrarWhole,
+			"--node-spiffe-id": o.nodeForm != "", "--allow-spiffe-id": len(o.identities) > 0,
 		} {
 			if given {
 				return fmt.Errorf("%s is of no use without --registrar: leave it out, or name a registrar", flag)
 			}
 		}
 		return nil
+	}
+	for _, form := range o.identities {
+		if err := registry.CheckIdentityForm(form); err != nil {
+			return fmt.Errorf("--allow-spiffe-id: %w", err)
+		}
 	}
 	if o.podsDir == "" {
 		if o.stateDir == "" {
@@ -216,7 +223,7 @@ func (s *sources) live(registrars client.Config) (err error) {
 		s.add("pods of the API server", s.cluster.Run)
 	}
 	s.pods, err = local.New(local.Config{
-		Dir: s.o.podsDir, Place: s.place(input.Locality{}), TrustDomain: s.o.trustDomain, Registry: caller,
+		Dir: s.o.podsDir, Place: s.place(input.Locality{}), TrustDomain: s.o.trustDomain, Identities: s.o.identities, Registry: caller,
 		Sink:  s.loop.Source("local", controlplane.SourceOptions{Local: true}),
 		Probe: local.Prober(s.node.Dial), Certificate: s.node.HasCertificate, Served: s.node.Await,
 		Cluster: cluster, EvictLost: s.o.clusterPods == podsEvict,
@@ -375,7 +382,7 @@ func (b *back) Report(s input.Status) {
 
 // follow follows registrars.
 func (s *sources) follow(sink *controlplane.Source, cfg client.Config) (err error) {
-	cfg.Cluster, cfg.Node, cfg.TrustDomain, cfg.Whole = s.o.cluster, s.o.node, s.o.trustDomain, s.o.registrarWhole
+	cfg.Cluster, cfg.Node, cfg.TrustDomain, cfg.Identities, cfg.Whole = s.o.cluster, s.o.node, s.o.trustDomain, s.o.identities, s.o.registrarWhole
 	cfg.InUse, cfg.Sink, cfg.Log = s.node.Used, &back{Source: sink, pods: s.pods}, s.log
 	if s.registrar, err = client.New(cfg); err != nil {
 		return err
@@ -395,7 +402,7 @@ func (s *sources) follow(sink *controlplane.Source, cfg client.Config) (err erro
 
 // secure has registrars met by this node's own identity.
 func (s *sources) secure(cfg *client.Config) error {
-	own, err := spiffeID("--node-account", s.o.nodeAccount, s.o.trustDomain)
+	own, err := s.o.nodeID()
 	if err != nil {
 		return err
 	}
@@ -414,6 +421,21 @@ func (s *sources) secure(cfg *client.Config) error {
 	s.add("identity of the node", store.Run)
 	cfg.Credentials = client.TLS(func() *mtls.SVID { return store.Current(key) }, server)
 	return nil
+}
+
+// nodeID is the node's own identity.
+func (o *options) nodeID() (spiffeid.ID, error) {
+	if o.nodeForm == "" {
+		return spiffeID("--node-account", o.nodeAccount, o.trustDomain)
+	}
+	if err := registry.CheckNodeForm(o.nodeForm); err != nil {
+		return spiffeid.ID{}, fmt.Errorf("--node-spiffe-id: %w", err)
+	}
+	id, err := registry.NodeID(o.nodeForm, o.trustDomain, o.node)
+	if err != nil {
+		return spiffeid.ID{}, fmt.Errorf("--node-spiffe-id, --node: %w", err)
+	}
+	return id, nil
 }
 
 // spiffeID is that of "<namespace>/<account>".

@@ -31,6 +31,10 @@ func TestFlags(t *testing.T) {
 		{options{node: "n1", registrar: []string{"r:8443"}, stateDir: "/s", podsDir: "/p"}, "", "/p", ""},
 		{options{node: "n1", registrar: []string{"r:8443"}, stateDir: "/s", registrarInsecure: true}, "not on the loopback", "", ""},
 		{options{node: "n1", registrar: []string{"127.0.0.1:8443"}, stateDir: "/s", registrarInsecure: true}, "", "/s/pods/n1", ""},
+		{options{node: "n1", config: "d", nodeForm: "/node/{node}"}, "--node-spiffe-id is of no use", "", ""},
+		{options{node: "n1", config: "d", identities: []string{"/app"}}, "--allow-spiffe-id is of no use", "", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", identities: []string{"app"}}, "--allow-spiffe-id", "", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", identities: []string{"/app/*"}}, "", "/s/pods/n1", ""},
 		{options{node: "n1", registrar: r, stateDir: "/s", kubernetes: true}, "", "/s/pods/n1", podsEvict},
 		{options{node: "n1", registrar: r, stateDir: "/s", kubeconfig: "k"}, "", "/s/pods/n1", podsEvict},
 		{options{node: "n1", registrar: r, stateDir: "/s", kubernetes: true, config: "d"}, "", "/s/pods/n1", ""},
@@ -52,6 +56,24 @@ func TestFlags(t *testing.T) {
 			t.Errorf("%+v: %v, pods in %q, want %q, and %s", tt.o, err, tt.o.podsDir, tt.dir, tt.pods)
 		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
 			t.Errorf("%+v: %v, want %q", tt.o, err, tt.want)
+		}
+	}
+}
+
+// TestNodeID: who a node is to registrars.
+func TestNodeID(t *testing.T) {
+	for _, tt := range []struct{ form, node, want, fault string }{
+		{"", "n1", "spiffe://td.example/ns/aether-system/sa/aether-agent", ""},
+		{"/node/{node}", "n1", "spiffe://td.example/node/n1", ""},
+		{"spiffe://nodes.example/{node}", "n1", "spiffe://nodes.example/n1", ""},
+		{"/node/n1", "n1", "", "--node-spiffe-id"},
+		{"node/{node}", "n1", "", "--node-spiffe-id"},
+		{"/node/{node}", "n 1", "", "--node"},
+	} {
+		o := options{node: tt.node, nodeAccount: "aether-system/aether-agent", trustDomain: "td.example", nodeForm: tt.form}
+		id, err := o.nodeID()
+		if (err == nil) != (tt.fault == "") || err == nil && id.String() != tt.want || err != nil && !strings.Contains(err.Error(), tt.fault) {
+			t.Errorf("%q of %s: %s, %v, want %s %s", tt.form, tt.node, id, err, tt.want, tt.fault)
 		}
 	}
 }

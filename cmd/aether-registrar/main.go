@@ -43,7 +43,7 @@ type options struct {
 	insecure                         bool
 	domain, trustDomain              string
 	certs, devCA, namespace, account string
-	writers                          []string
+	writers, identities              []string
 	drain                            time.Duration
 	kubeconfig, services, identity   string
 	logLevel, logFormat              string
@@ -99,7 +99,9 @@ still owed, and ends. A second SIGTERM ends at once.`,
 	f.StringVar(&o.namespace, "namespace", "aether-system", "namespace of this registrar, for its own identity")
 	f.StringVar(&o.account, "service-account", "aether-registrar", "ServiceAccount of this registrar, for its own identity")
 	f.StringSliceVar(&o.writers, "writer", []string{"/ns/aether-system/sa/aether-agent"},
-		"SPIFFE IDs that may register and unregister endpoints, or their paths in the trust domain; everybody in it may watch. \"*\": everybody may write, too")
+		"SPIFFE IDs that may register and unregister endpoints, or their paths in the trust domain; everybody in it may watch. \"{node}\" stands for a node's name: whoever has such an identity, as of /node/{node}, may write that node's rows alone. \"*\": everybody may write, too")
+	f.StringSliceVar(&o.identities, "allow-spiffe-id", nil,
+		"SPIFFE IDs that a pod's row may name (aether.io/spiffe-id), or their paths in the trust domain, beside /ns/{namespace}/*, those of its own namespace. \"/*\" at the end: all below")
 	f.DurationVar(&o.drain, "drain-time", 5*time.Second, "over which watching nodes are sent elsewhere after SIGTERM")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "of the log on stderr: text or json")
@@ -117,6 +119,11 @@ func run(ctx context.Context, o options) error {
 	}
 	if o.drain < 0 {
 		return fmt.Errorf("--drain-time: %s is negative; 0 sends all away at once", o.drain)
+	}
+	for _, form := range o.identities {
+		if err := registry.CheckIdentityForm(form); err != nil {
+			return fmt.Errorf("--allow-spiffe-id: %w", err)
+		}
 	}
 	store, end, err := openStore(o, log)
 	if err != nil {
@@ -238,7 +245,7 @@ func generator(o options, rows services.Source, log *slog.Logger) (*services.Gen
 func serve(ctx context.Context, o options, store backend, log *slog.Logger, listening func(rpc, admin net.Addr)) error {
 	svid := func() *mtls.SVID { return nil }
 	var certs *mtls.Store
-	cfg := server.Config{Store: store.Store, Derived: store.derived, Region: o.region, Cluster: o.cluster, Drain: o.drain, Log: log}
+	cfg := server.Config{Store: store.Store, Derived: store.derived, Region: o.region, Cluster: o.cluster, Drain: o.drain, TrustDomain: o.trustDomain, Identities: o.identities, Log: log}
 	if o.drain == 0 {
 		cfg.Drain = -1
 	}
@@ -256,7 +263,7 @@ func serve(ctx context.Context, o options, store backend, log *slog.Logger, list
 			return err
 		}
 		cfg.TLS = mtls.ServerConfig(mtls.Server{Pod: "aether-registrar", SVID: svid, Named: true})
-		if cfg.Writer, err = writer(o); err != nil {
+		if cfg.Writer, cfg.Node, err = writer(o); err != nil {
 			return err
 		}
 	}
@@ -368,23 +375,47 @@ func identity(o options, log *slog.Logger) (*mtls.Store, func() *mtls.SVID, erro
 	return store, func() *mtls.SVID { return store.Current(self) }, nil
 }
 
-// writer says who may change rows.
-func writer(o options) (func(spiffeid.ID) bool, error) {
-	may := map[spiffeid.ID]bool{}
+// writer says who may change rows, and which node's alone. nil: everybody, any.
+func writer(o options) (may func(spiffeid.ID) bool, node func(spiffeid.ID) string, err error) {
+	any := map[spiffeid.ID]bool{}
+	var forms []string
+	all := false
 	for _, w := range o.writers {
 		if w == "*" {
-			return nil, nil
+			all = true
+			continue
+		}
+		if registry.NamesNode(w) {
+			if err := registry.CheckNodeForm(w); err != nil {
+				return nil, nil, fmt.Errorf("--writer: %w", err)
+			}
+			forms = append(forms, w)
+			continue
 		}
 		if strings.HasPrefix(w, "/") {
 			w = "spiffe://" + o.trustDomain + w
 		}
 		id, err := spiffeid.Parse(w)
 		if err != nil {
-			return nil, fmt.Errorf("--writer: %q is neither a SPIFFE ID nor the path of one (/ns/<namespace>/sa/<account>): %w", w, err)
+			return nil, nil, fmt.Errorf("--writer: %q is neither a SPIFFE ID nor the path of one (/ns/<namespace>/sa/<account>): %w", w, err)
 		}
-		may[id] = true
+		any[id] = true
 	}
-	return func(id spiffeid.ID) bool { return may[id] }, nil
+	node = func(id spiffeid.ID) string {
+		if any[id] {
+			return ""
+		}
+		for _, form := range forms {
+			if node, ok := registry.NodeOf(id, o.trustDomain, form); ok {
+				return node
+			}
+		}
+		return ""
+	}
+	if all {
+		return nil, node, nil
+	}
+	return func(id spiffeid.ID) bool { return any[id] || node(id) != "" }, node, nil
 }
 
 // loopback says why an address may not be served without TLS.

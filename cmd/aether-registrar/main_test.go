@@ -225,6 +225,9 @@ func TestOptions(t *testing.T) {
 		{"--listen 127.0.0.1:0 --certs /a --dev-ca /b", "exclude each other"},
 		{"--listen 127.0.0.1:0 --insecure --certs /a", "excludes"},
 		{"--listen 127.0.0.1:0 --certs /a --writer agent", "--writer"},
+		{"--listen 127.0.0.1:0 --certs /a --writer /node/{node}/{node}", "{node} is to stand in it once"},
+		{"--listen 127.0.0.1:0 --insecure --allow-spiffe-id app", "--allow-spiffe-id"},
+		{"--listen 127.0.0.1:0 --insecure --allow-spiffe-id spiffe://other", "names a whole trust domain"},
 		{"--listen 127.0.0.1:0 --certs /a --trust-domain Not!", "--trust-domain"},
 		{"--etcd-user u", "come together"},
 		{"--etcd-user u --etcd-password-file /does/not/exist", "--etcd-password-file"},
@@ -243,6 +246,39 @@ func TestOptions(t *testing.T) {
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: %v, want %q", tt.args, err, tt.says)
+		}
+	}
+}
+
+// TestWriters: who may write, and which node's rows alone, by --writer.
+func TestWriters(t *testing.T) {
+	const td = "spiffe://td.example"
+	for _, tt := range []struct {
+		writers, id, node string
+		may               bool
+	}{
+		{"/ns/a/sa/b", "/ns/a/sa/b", "", true},
+		{"/ns/a/sa/b", "/ns/a/sa/c", "", false},
+		{"/ns/a/sa/b", "/node/n1", "", false}, // nothing is let in that is not named
+		{"/node/{node}", "/node/n1", "n1", true},
+		{"/node/{node}", "/node/n1/x", "", false},
+		{"/node/{node}", "/ns/a/sa/b", "", false},
+		{"/ns/a/sa/b,/node/{node}", "/node/n1", "n1", true},
+		{"/ns/a/sa/b,/node/{node}", "/ns/a/sa/b", "", true},
+		{"/node/special,/node/{node}", "/node/special", "", true},
+		{"*", "/ns/a/sa/b", "", true},
+		{"*,/node/{node}", "/node/n1", "n1", true},
+	} {
+		may, node, err := writer(parsed(t, "--trust-domain", "td.example", "--writer", tt.writers))
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, err := spiffeid.Parse(td + tt.id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := may == nil || may(id); got != tt.may || tt.may && node(id) != tt.node {
+			t.Errorf("--writer %s: %s may: %t, of node %q, want %t, %q", tt.writers, tt.id, got, node(id), tt.may, tt.node)
 		}
 	}
 }

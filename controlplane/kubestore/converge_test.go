@@ -354,7 +354,7 @@ func (r *replica) has(ctx context.Context) (map[string]*registrypb.ServiceEndpoi
 func (n *member) start() {
 	t := n.w.t
 	t.Helper()
-	cfg := client.Config{Cluster: "c1", Node: n.name, TrustDomain: "td", Whole: n.only == nil, Sink: n}
+	cfg := client.Config{Cluster: "c1", Node: n.name, TrustDomain: "td", Identities: []string{"/other"}, Whole: n.only == nil, Sink: n}
 	for _, g := range n.to {
 		cfg.Targets = append(cfg.Targets, g.Addr())
 	}

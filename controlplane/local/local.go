@@ -118,11 +118,14 @@ type Registry interface {
 
 // Config: every field says what its zero value means.
 type Config struct {
-	Dir         string     // required: of the pods' records (upstream: /var/lib/aether/registry)
-	Place       Place      // Cluster and Node are required; the rest may come by SetPlace
-	TrustDomain string     // required
-	Registry    Registry   // required
-	Sink        input.Sink // required: workloads, and what is wrong with them
+	Dir         string // required: of the pods' records (upstream: /var/lib/aether/registry)
+	Place       Place  // Cluster and Node are required; the rest may come by SetPlace
+	TrustDomain string // required
+	// Identities are the forms of those that rows may name (registry.IdentityFault): a pod
+	// whose row other nodes do not take is reported. nil: its namespace's alone.
+	Identities []string
+	Registry   Registry   // required
+	Sink       input.Sink // required: workloads, and what is wrong with them
 	// Probe asks a pod's application; required (see Prober).
 	Probe func(ctx context.Context, t Target) error
 	// Certificate: the pod's inbound listener can shake hands; required.
@@ -186,7 +189,8 @@ type pod struct {
 	service model.ServiceName
 	id      string // SPIFFE ID
 	work    model.Workload
-	fault   error // why it is not served, of a record whose annotations are bad; nil: it is
+	fault   error  // why it is not served, of a record whose annotations are bad; nil: it is
+	foreign string // why other nodes do not take its row although it is served; empty: they do
 	view    *view
 	cancel  context.CancelFunc // of its probe; nil: none runs
 	timer   *time.Timer        // to its next phase
@@ -360,9 +364,11 @@ func (l *Pods) read(p *pod) error {
 		id = x.String()
 	}
 	p.meta, p.id = meta, id
-	if _, err := l.describe(p); err != nil {
+	row, err := l.describe(p)
+	if err != nil {
 		return err
 	}
+	_, p.foreign = registry.IdentityFault(p.service, l.cfg.TrustDomain, row, l.cfg.Identities...)
 	capture, _ := rules.ParseAnnotations(r.Annotations, l.cfg.RedirectAllDefault)
 	p.work = model.Workload{
 		Namespace: r.Namespace, Name: r.Name, Account: account, ContainerID: r.ContainerID, NetNS: r.NetNS, IPs: r.IPs,
@@ -413,6 +419,9 @@ func (p *pod) problems() []model.Problem {
 	}
 	if p.fault != nil {
 		say("it is not served: %v", p.fault)
+	}
+	if p.foreign != "" {
+		say("annotation %s: other nodes do not take its row: %s", endpointmeta.KeySPIFFEID, p.foreign)
 	}
 	for _, n := range p.meta.Notes {
 		say("annotation %s: %q: %s", n.Key, n.Value, n.Reason)

@@ -42,6 +42,11 @@ const (
 	Unclassed   Fault = "unclassed_port"   // a port without a class
 	Undeclared  Fault = "undeclared_class" // a class for a port that is not declared
 	BadIdentity Fault = "bad_identity"
+	ManyPorts   Fault = "many_ports"
+	// OwnPorts: all that it declares are the mesh's own.
+	OwnPorts Fault = "reserved_port"
+	// ForeignIdentity: its service's rows may not name it (IdentityFault).
+	ForeignIdentity Fault = "foreign_identity"
 )
 
 // The faults of what holds rows: a key and its value.
@@ -53,7 +58,7 @@ const (
 
 // Faults are all of them.
 func Faults() []Fault {
-	return []Fault{BadAddress, NoCluster, NoPorts, BadPort, Unclassed, Undeclared, BadIdentity, BadKey, BadValue, Misplaced}
+	return []Fault{BadAddress, NoCluster, NoPorts, BadPort, Unclassed, Undeclared, BadIdentity, ManyPorts, OwnPorts, ForeignIdentity, BadKey, BadValue, Misplaced}
 }
 
 // RowFault says why a row cannot be used, for people, and of which kind that is
@@ -62,13 +67,16 @@ func Faults() []Fault {
 //
 // A class that this version does not know is none: the port is not served, and the
 // rest of the row is, so that pods of a newer version do not vanish. Port 0, which
-// annotations may say and nobody can dial, and the mesh's own ports are no fault
-// either (contract 1.3).
+// annotations may say and nobody can dial, and the mesh's own ports beside others are no
+// fault either: such a port goes and the pod stays (contract 1.3). A row that declares
+// none but them is one. What the row says of others is IdentityFault's.
 func RowFault(e *registrypb.ServiceEndpoint) (Fault, string) {
-	ip, err := netip.ParseAddr(e.GetIp())
+	if why := noPods(e.GetIp()); why != "" {
+		return BadAddress, fmt.Sprintf("ip %.64q %s", e.GetIp(), why)
+	}
 	switch {
-	case err != nil || ip.IsUnspecified() || ip.Zone() != "":
-		return BadAddress, fmt.Sprintf("ip %.64q is no address of a pod", e.GetIp())
+	case len(e.GetPorts()) > maxPorts || len(e.GetUdpPorts()) > maxPorts:
+		return ManyPorts, fmt.Sprintf("it declares %d ports, more than %d", max(len(e.GetPorts()), len(e.GetUdpPorts())), maxPorts)
 	case e.GetClusterName() == "":
 		return NoCluster, "cluster_name is empty"
 	case len(e.GetPorts()) == 0:
@@ -79,6 +87,7 @@ func RowFault(e *registrypb.ServiceEndpoint) (Fault, string) {
 		return BadPort, fmt.Sprintf("port %d is no port", e.GetPort())
 	}
 	declared := make(map[uint32]bool, len(e.GetPorts()))
+	own := 0 // of them, the mesh's
 	for _, p := range e.GetPorts() {
 		if p > 65535 {
 			return BadPort, fmt.Sprintf("port %d is no port", p)
@@ -86,7 +95,13 @@ func RowFault(e *registrypb.ServiceEndpoint) (Fault, string) {
 		if e.GetPortProtocols()[p] == registrypb.PortProtocol_PORT_PROTOCOL_UNSPECIFIED {
 			return Unclassed, fmt.Sprintf("port %d has no class in port_protocols", p)
 		}
+		if model.ReservedPort(uint16(p)) && !declared[p] {
+			own++
+		}
 		declared[p] = true
+	}
+	if own == len(declared) {
+		return OwnPorts, fmt.Sprintf("port %d is the mesh's own, and no other is declared", e.GetPorts()[0])
 	}
 	lowest, found := uint32(0), false // of those that are not declared, so that the answer hangs on no order
 	for p := range e.GetPortProtocols() {
@@ -160,10 +175,14 @@ func Weight(e *registrypb.ServiceEndpoint) uint32 {
 }
 
 // Endpoint is what a valid row says to the data plane. The identity is the row's
-// own, or the default one in trustDomain (contract 1.1). region and zone are the
-// row's. The endpoint shares the row's metadata, which must not change afterwards.
-func Endpoint(service model.ServiceName, trustDomain string, e *registrypb.ServiceEndpoint) (model.Endpoint, error) {
+// own, or the default one in trustDomain (contract 1.1); also are the forms of those that
+// rows may name beside their namespace's (IdentityFault). region and zone are the row's.
+// The endpoint shares the row's metadata, which must not change afterwards.
+func Endpoint(service model.ServiceName, trustDomain string, e *registrypb.ServiceEndpoint, also ...string) (model.Endpoint, error) {
 	if _, why := RowFault(e); why != "" {
+		return model.Endpoint{}, fmt.Errorf("row %s of service %s: %s", e.GetIp(), service, why)
+	}
+	if _, why := IdentityFault(service, trustDomain, e, also...); why != "" {
 		return model.Endpoint{}, fmt.Errorf("row %s of service %s: %s", e.GetIp(), service, why)
 	}
 	ip, _ := netip.ParseAddr(e.GetIp())

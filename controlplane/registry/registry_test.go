@@ -51,10 +51,10 @@ func TestRowFault(t *testing.T) {
 		{"no classes at all", func(e *registrypb.ServiceEndpoint) { e.PortProtocols = nil }, Unclassed, "port 8080"},
 		{"a class for a port that is not there", func(e *registrypb.ServiceEndpoint) { e.PortProtocols[81], e.PortProtocols[82] = 1, 1 }, Undeclared, "port 81"},
 		{"a class of a newer version", func(e *registrypb.ServiceEndpoint) { e.PortProtocols[9000] = 77 }, NoFault, ""},
-		{"a reserved port", func(e *registrypb.ServiceEndpoint) { e.Ports = append(e.Ports, 18081); e.PortProtocols[18081] = 1 }, NoFault, ""},
+		{"a reserved port beside others", func(e *registrypb.ServiceEndpoint) { e.Ports = append(e.Ports, 18081); e.PortProtocols[18081] = 1 }, NoFault, ""},
 		{"udp_ports of a declared port", func(e *registrypb.ServiceEndpoint) { e.UdpPorts = []uint32{9000} }, NoFault, ""},
 		{"udp_ports of another", func(e *registrypb.ServiceEndpoint) { e.UdpPorts = []uint32{53} }, Undeclared, "port 53"},
-		{"a spiffe_id", func(e *registrypb.ServiceEndpoint) { e.SpiffeId = "spiffe://other.example/app" }, NoFault, ""},
+		{"a spiffe_id of the namespace", func(e *registrypb.ServiceEndpoint) { e.SpiffeId = "spiffe://td.example/ns/shop/sa/other" }, NoFault, ""},
 		{"spiffe_id of an authority", func(e *registrypb.ServiceEndpoint) { e.SpiffeId = "spiffe://other.example" }, BadIdentity, "spiffe_id"},
 		{"spiffe_id is none", func(e *registrypb.ServiceEndpoint) { e.SpiffeId = "https://x/" }, BadIdentity, "spiffe_id"},
 		{"health of a newer version", func(e *registrypb.ServiceEndpoint) { e.Health = 9 }, NoFault, ""},
@@ -118,21 +118,22 @@ func randomEndpoint(r *rand.Rand) model.Endpoint {
 		Service: model.ServiceName{Namespace: word("shop", "pay"), Name: word("cart", "web", "db")},
 		Pod:     word("", "cart-1", "web-7"), Node: word("", "node1", "node2"), Cluster: word("east", "west"),
 		Region: word("", "eu"), Zone: word("", "eu-1"), DefaultPort: uint16(r.IntN(1 << 16)), Weight: uint32(r.IntN(3)) * 512,
-		Health: model.Health(r.IntN(4)), SPIFFEID: "spiffe://other.example/custom",
-		IP: netip.AddrFrom4([4]byte{10, byte(r.IntN(256)), 3, 4}),
+		Health: model.Health(r.IntN(4)),
+		IP:     netip.AddrFrom4([4]byte{10, byte(r.IntN(256)), 3, 4}),
 	}
 	if r.IntN(4) == 0 {
 		e.IP = netip.MustParseAddr(fmt.Sprintf("fd00::%x", 1+r.IntN(1000)))
 	}
+	e.SPIFFEID = "spiffe://" + domain + "/ns/" + e.Service.Namespace + "/sa/" + e.Service.Name
 	if r.IntN(2) == 0 {
-		e.SPIFFEID = "spiffe://" + domain + "/ns/" + e.Service.Namespace + "/sa/" + e.Service.Name
+		e.SPIFFEID += "/custom"
 	}
 	if r.IntN(2) == 0 {
 		e.Metadata = map[string]string{"version": word("1", "2"), "Odd Key": ""}
 	}
 	ports := map[uint16]model.Port{}
 	for range 1 + r.IntN(5) {
-		n := uint16(1 + r.IntN(1<<16-1))
+		n := uint16(1 + r.IntN(18000)) // below the mesh's own
 		c := model.HTTP + model.Class(r.IntN(3))
 		ports[n] = model.Port{Number: n, Class: c, AlsoUDP: c != model.UDP && r.IntN(4) == 0}
 	}
@@ -168,7 +169,7 @@ func TestEncode(t *testing.T) {
 			again.GetContainerMetadata().GetNetworkNamespace() != "/run/netns/x" || again.GetHealthCheckMode() != registrypb.ServiceEndpoint_EDS {
 			t.Fatalf("what only the node has a use for: %v", &again)
 		}
-		if own := e.SPIFFEID == "spiffe://other.example/custom"; own != (again.GetSpiffeId() != "") {
+		if own := strings.HasSuffix(e.SPIFFEID, "/custom"); own != (again.GetSpiffeId() != "") {
 			t.Fatalf("identity %s has spiffe_id %q", e.SPIFFEID, again.GetSpiffeId())
 		}
 		for c := model.HTTP; c <= model.UDP; c++ {

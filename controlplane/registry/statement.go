@@ -24,7 +24,7 @@ const maxStated = 1 << 62
 func StatementOf(e *registrypb.ServiceEndpoint) Statement {
 	s := Statement{e.GetKubernetesMetadata().GetNodeName(), e.GetStated()}
 	if s.Node == "" || s.Stated >= maxStated {
-		return Statement{}
+		s.Stated = 0
 	}
 	return s
 }
@@ -36,9 +36,10 @@ func (s Statement) Outdates(by Statement) bool {
 }
 
 // Keeps reports whether a row that s stands in stays although by takes it away: its node
-// has said it later, or it is another node's, which has got the address since.
+// has said it later, or it is another node's, which has got the address since. The latter
+// holds whether or not by has a time.
 func (s Statement) Keeps(by Statement) bool {
-	return s.Outdates(by) || by.Node != "" && by.Stated > 0 && s.Node != "" && s.Node != by.Node
+	return s.Outdates(by) || by.Node != "" && s.Node != "" && s.Node != by.Node
 }
 
 // ErrOutdated is a Store's: nothing was written, because what is there was said later.

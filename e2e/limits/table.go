@@ -270,6 +270,8 @@ var bounds = []bound{
 	{"dataplane/authz", "MaxEdits", "changes in an answer", "it is none: the request is refused"},
 	{"dataplane/authz", "maxDepth", "messages inside each other, in an answer", "it is none: the request is refused"},
 
+	{"controlplane/registry", "maxPorts", "ports of a row, and those of them that are also UDP", "the whole row is refused, at the registrar, in the store and at the node: counted, named once"},
+	{"controlplane/registry", "maxStated", "nanoseconds since 1970: the year 2116", "a statement of a time beyond is one that does not say when"},
 	{"controlplane/etcd", "requestTimeout", "time", "a request to etcd, or the begin of a watch, has failed; a write says so to its caller, a list is tried again"},
 	{"controlplane/etcd", "maxMessage", "bytes of an answer of etcd", "a page of the list is asked for again with a quarter of the keys; a watch is begun anew with a list"},
 	{"controlplane/etcd", "pageRows", "keys of a page of the list", "the next ones are the next page's"},

@@ -80,6 +80,9 @@ type Config struct {
 	// same time, as in a hand-over. Empty: made up.
 	Instance    string
 	TrustDomain string // of rows that have no identity of their own; required
+	// Identities are the forms of those that rows may name beside their namespace's in
+	// TrustDomain (registry.IdentityFault).
+	Identities []string
 
 	// Whole: rows of all services are kept. Else of those that are declared or asked for.
 	Whole bool
@@ -122,7 +125,7 @@ type Client struct {
 // registry finds in a row, a row of a service whose name is none, and any other.
 var faults = [...]registry.Fault{
 	registry.BadAddress, registry.NoCluster, registry.NoPorts, registry.BadPort, registry.Unclassed, registry.Undeclared,
-	registry.BadIdentity, badService, otherFault,
+	registry.BadIdentity, registry.ManyPorts, registry.OwnPorts, registry.ForeignIdentity, badService, otherFault,
 }
 
 const (

@@ -77,7 +77,7 @@ func TestConverges(t *testing.T) {
 			whole := seed%5 == 0
 			declared := []model.ServiceName{name("anchor/declared")}
 			asked := map[string]bool{"anchor/asked": true}
-			n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443", "10.0.0.2:8443"}, Dial: f.dial, Sink: h, Whole: whole})
+			n := startNode(t, client.Config{Targets: []string{"10.0.0.1:8443", "10.0.0.2:8443"}, Dial: f.dial, Sink: h, Whole: whole, Identities: []string{"/custom"}})
 			defer n.end()
 			n.SetDeclared(declared)
 			n.Want(name("anchor/asked"))

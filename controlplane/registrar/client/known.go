@@ -156,14 +156,18 @@ func (k *known) put(w *watch, ev *registrypb.WatchEndpointsResponse) {
 	if !w.tells(name) {
 		return // nobody asked for it, or another one tells
 	}
-	if f, why := registry.RowFault(row); f != registry.NoFault {
+	f, why := registry.RowFault(row)
+	if f == registry.NoFault {
+		f, why = registry.IdentityFault(name, k.c.cfg.TrustDomain, row, k.c.cfg.Identities...)
+	}
+	if f != registry.NoFault {
 		if ip, err := netip.ParseAddr(row.GetIp()); err == nil { // what stood there does not any more
 			k.drop(w, name, ip.Unmap(), row.GetClusterName(), bit(key.protocol))
 		}
 		k.fault(w, key, f, why)
 		return
 	}
-	e, err := registry.Endpoint(name, k.c.cfg.TrustDomain, row)
+	e, err := registry.Endpoint(name, k.c.cfg.TrustDomain, row, k.c.cfg.Identities...)
 	if err != nil {
 		k.fault(w, key, registry.BadIdentity, err.Error())
 		return

@@ -28,7 +28,7 @@ const (
 
 func newRefused() map[registry.Fault]*telemetry.Counter {
 	m := map[registry.Fault]*telemetry.Counter{}
-	for _, f := range append(registry.Faults(), badService, tooLarge) {
+	for _, f := range append(registry.Faults(), badService, tooLarge, otherNode) {
 		m[f] = new(telemetry.Counter)
 	}
 	return m
@@ -55,7 +55,7 @@ func (s *Server) Register(m *telemetry.Metrics) {
 	})
 	m.Count("aether_registrar_sync_total", "What the store said: whole states and changes.", &s.syncs)
 	m.Count("aether_registrar_sync_errors_total", "Interruptions of what the store says.", &s.syncErrors)
-	m.Count("aether_registrar_sync_unencodable_total", "Rows of the store that cannot be sent to nodes.", &s.unencodable)
+	m.Count("aether_registrar_sync_unencodable_total", "Rows of the store that are left out: they cannot be sent to nodes, or name an identity that they may not.", &s.unencodable)
 	m.Count("aether_registrar_watches_total", "Watches that began, by what they were told first.", &s.snapshots, "began", "snapshot")
 	m.Count("aether_registrar_watches_total", "Watches that began, by what they were told first.", &s.resumed, "began", "unchanged")
 	m.Count("aether_registrar_broadcast_changes_total", "Changes of rows.", &s.broadcasts)

@@ -97,6 +97,14 @@ type Config struct {
 	TLS *tls.Config
 	// Writer says who may register and unregister. nil: whoever TLS lets in.
 	Writer func(spiffeid.ID) bool
+	// Node is the node that a caller's identity names: such a caller writes and removes that
+	// node's rows alone (decision 051). "", nil: it names none, and may write any.
+	Node func(spiffeid.ID) string
+	// TrustDomain is the mesh's: rows may name identities of their service's namespace in it
+	// (registry.IdentityFault). Empty: the caller's own, and without TLS none is judged.
+	TrustDomain string
+	// Identities are the forms of those that rows may name besides.
+	Identities []string
 
 	// Drain is how long watchers are given to go elsewhere when Run ends; they are
 	// told one by one over that time. 0: 5 s; negative: all at once.
@@ -284,7 +292,7 @@ func (s *Server) heard(c registry.Change) {
 	for _, r := range c.Rows {
 		a := at{intern(r.Service.String()), change{key: rowKey{r.IP, intern(r.Region), intern(r.Cluster), r.Protocol}}}
 		if r.Endpoint != nil {
-			enc, err := encode(r)
+			enc, err := s.encode(r)
 			if err != nil { // what nodes cannot read would end every stream it is sent on, again and again
 				s.unencodable.Inc()
 				s.quiet.Warn("encode "+a.service+" "+r.IP, "a row of the store cannot be sent to nodes: left out", "service", a.service, "ip", r.IP, "err", err)
@@ -736,7 +744,8 @@ func (s *Server) ListAllConfig(ctx context.Context, _ *registrypb.ListAllConfigR
 // RegisterEndpoint is contract 9.7. The protocol of the request says nothing: a row is
 // registered under every class that it serves, by whichever call comes first.
 func (s *Server) RegisterEndpoint(ctx context.Context, req *registrypb.RegisterEndpointRequest) (*registrypb.RegisterEndpointResponse, error) {
-	if err := s.mayWrite(ctx); err != nil {
+	who, err := s.mayWrite(ctx)
+	if err != nil {
 		return nil, err
 	}
 	service, err := registry.ParseService(req.GetServiceName())
@@ -751,6 +760,11 @@ func (s *Server) RegisterEndpoint(ctx context.Context, req *registrypb.RegisterE
 	if fault, why := registry.RowFault(req.GetEndpoint()); fault != registry.NoFault {
 		s.refused[fault].Inc()
 		return nil, status.Errorf(codes.InvalidArgument, "row %s of service %s: %s", req.GetEndpoint().GetIp(), service, why)
+	}
+	if fault, why := s.judge(who, service, req.GetEndpoint()); fault != registry.NoFault {
+		s.refused[fault].Inc()
+		s.quiet.Warn("judge "+who.id.String(), "a row is not believed of its writer", "peer", who.id.String(), "service", service.String(), "ip", req.GetEndpoint().GetIp(), "reason", why)
+		return nil, status.Errorf(codes.PermissionDenied, "row %s of service %s: %s", req.GetEndpoint().GetIp(), service, why)
 	}
 	if n := proto.Size(req.GetEndpoint()); n > maxRowBytes {
 		s.refused[tooLarge].Inc()
@@ -772,9 +786,20 @@ func (s *Server) RegisterEndpoint(ctx context.Context, req *registrypb.RegisterE
 // UnregisterEndpoint is contract 9.7: it takes the addresses, however they are spelled,
 // from every class. Where it says whose word it is, what that node has said later and what
 // is another node's stays (decision 032).
+//
+// A caller whose identity names a node speaks as that node, whatever it says of itself.
 func (s *Server) UnregisterEndpoint(ctx context.Context, req *registrypb.UnregisterEndpointRequest) (*registrypb.UnregisterEndpointResponse, error) {
-	if err := s.mayWrite(ctx); err != nil {
+	who, err := s.mayWrite(ctx)
+	if err != nil {
 		return nil, err
+	}
+	node := req.GetNodeName()
+	if who.node != "" && node != "" && node != who.node {
+		s.denied.Inc()
+		s.quiet.Warn("denied "+who.id.String(), "a caller may not remove another node's rows", "peer", who.id.String(), "node", node)
+		return nil, status.Errorf(codes.PermissionDenied, "%s may not remove rows of node %.253q", who.id, node)
+	} else if who.node != "" {
+		node = who.node
 	}
 	service, err := registry.ParseService(req.GetServiceName())
 	if err != nil {
@@ -792,7 +817,7 @@ func (s *Server) UnregisterEndpoint(ctx context.Context, req *registrypb.Unregis
 		return &registrypb.UnregisterEndpointResponse{}, nil
 	}
 	if err := s.unregister(service, req.GetIps(), registry.StatementOf(&registrypb.ServiceEndpoint{
-		KubernetesMetadata: &registrypb.ServiceEndpoint_KubernetesMetadata{NodeName: req.GetNodeName()}, Stated: req.GetStated(),
+		KubernetesMetadata: &registrypb.ServiceEndpoint_KubernetesMetadata{NodeName: node}, Stated: req.GetStated(),
 	})); err != nil {
 		return nil, err
 	}

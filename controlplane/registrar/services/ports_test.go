@@ -95,11 +95,16 @@ func TestSpec(t *testing.T) {
 }
 
 func TestSpecIsBounded(t *testing.T) {
-	var many strings.Builder
-	for n := 1; n <= 2*maxPorts; n++ {
-		fmt.Fprintf(&many, "%d=tcp ", n)
+	var rows []*registrypb.ServiceEndpoint
+	for n := 1; n <= 2*maxPorts; { // pods of one service that declare different ports, each as many as a row may
+		var many strings.Builder
+		for i := 0; i < 200; i++ {
+			fmt.Fprintf(&many, "%d=tcp ", n)
+			n++
+		}
+		rows = append(rows, row(t, fmt.Sprintf("10.0.0.%d", 1+len(rows)), many.String()))
 	}
-	s := specOf([]*registrypb.ServiceEndpoint{row(t, "10.0.0.1", many.String())})
+	s := specOf(rows)
 	if len(s.ports) != maxPorts+2 || !strings.Contains(s.warning, fmt.Sprintf("%d ports beyond the first %d", maxPorts, maxPorts)) {
 		t.Errorf("%d ports, warning %q", len(s.ports), s.warning)
 	}
