@@ -2,6 +2,7 @@ package registrypb
 
 import (
 	"maps"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -180,18 +181,86 @@ func TestNewer(t *testing.T) {
 	}
 }
 
-// Our own fields are at 5000 and above, where no other reader looks: one that knows
-// only contract 9.2's numbers reads the same row.
-func TestOwnFieldsAreApart(t *testing.T) {
-	theirs := map[protoreflect.FieldNumber]bool{}
-	for n := protoreflect.FieldNumber(1); n <= 12; n++ {
-		theirs[n] = true
-	}
-	fields := (&ServiceEndpoint{}).ProtoReflect().Descriptor().Fields()
-	for i := range fields.Len() {
-		if f := fields.Get(i); !theirs[f.Number()] && f.Number() < 5000 {
-			t.Errorf("%s is number %d, which Aether may use", f.Name(), f.Number())
+// upstream are the fields of Aether's messages by number (contract 9.2, 9.7). It is written
+// by hand from the contract.
+var upstream = map[protoreflect.FullName][]protowire.Number{
+	"aether.registry.v1.ServiceEndpoint":                    {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12},
+	"aether.registry.v1.ServiceEndpoint.Locality":           {1, 2},
+	"aether.registry.v1.ServiceEndpoint.ContainerMetadata":  {1, 2},
+	"aether.registry.v1.ServiceEndpoint.KubernetesMetadata": {1, 2, 3, 5},
+	"aether.registry.v1.Service":                            {1, 2, 3},
+	"aether.registry.v1.ServiceConfigProjection":            {1, 2, 3, 4, 5},
+	"aether.registry.v1.GammaRoute":                         {1, 2, 3, 4, 5, 6, 7},
+	"aether.registry.v1.GammaMatch":                         {1, 2, 3, 4},
+	"aether.registry.v1.GammaHeaderMatch":                   {1, 2},
+	"aether.registry.v1.GammaBackend":                       {1, 2, 3},
+	"aether.registry.v1.GammaHeaderKv":                      {1, 2},
+	"aether.registry.v1.GammaHeaderMutation":                {1, 2, 3, 4, 5, 6},
+	"aether.registry.v1.GammaRedirect":                      {1, 2, 3, 4, 5, 6, 7},
+	"aether.registry.v1.GammaUrlRewrite":                    {1, 2, 3},
+	"aether.registry.v1.ExtensionFilter":                    {1, 2},
+	"aether.registrar.v1.RegisterEndpointRequest":           {1, 2, 3},
+	"aether.registrar.v1.RegisterEndpointResponse":          {},
+	"aether.registrar.v1.UnregisterEndpointRequest":         {1, 2},
+	"aether.registrar.v1.UnregisterEndpointResponse":        {},
+	"aether.registrar.v1.WatchEndpointsRequest":             {1, 2, 3, 4},
+	"aether.registrar.v1.ServiceFilter":                     {1},
+	"aether.registrar.v1.WatchEndpointsResponse":            {1, 2, 3, 4, 5},
+	"aether.registrar.v1.ListAllEndpointsRequest":           {1},
+	"aether.registrar.v1.ListAllEndpointsResponse":          {1, 2},
+	"aether.registrar.v1.ServiceEndpoints":                  {1},
+	"aether.registrar.v1.ListAllConfigRequest":              {},
+	"aether.registrar.v1.ListAllConfigResponse":             {1},
+}
+
+// Our own fields are at 5000 and above, in every message of every .proto file; below that
+// a message has Aether's fields, all of them and no other.
+func TestOwnNumbers(t *testing.T) {
+	left := maps.Clone(upstream)
+	var check func(ms protoreflect.MessageDescriptors)
+	check = func(ms protoreflect.MessageDescriptors) {
+		for i := range ms.Len() {
+			m := ms.Get(i)
+			if m.IsMapEntry() {
+				continue
+			}
+			var got []protowire.Number
+			for j := range m.Fields().Len() {
+				if n := m.Fields().Get(j).Number(); n < 5000 {
+					got = append(got, n)
+				}
+			}
+			slices.Sort(got)
+			if want, ok := left[m.FullName()]; !ok || !slices.Equal(got, want) {
+				t.Errorf("%s has fields %v below 5000, Aether's has %v (there is one: %t)", m.FullName(), got, want, ok)
+			}
+			delete(left, m.FullName())
+			check(m.Messages())
 		}
+	}
+	check(File_controlplane_registrypb_registry_proto.Messages())
+	check(File_controlplane_registrypb_registrar_proto.Messages())
+	if len(left) > 0 {
+		t.Errorf("messages that are nowhere: %v", slices.Sorted(maps.Keys(left)))
+	}
+	protos, err := filepath.Glob("*.proto")
+	if err != nil || !slices.Equal(protos, []string{"registrar.proto", "registry.proto"}) {
+		t.Errorf("%v, %v: have the messages of each file checked here", protos, err)
+	}
+	q := &WatchEndpointsRequest{} // what Aether may write under 5 one day is not our instance
+	if err := proto.Unmarshal(wire{}.str(1, "east").str(5, "theirs"), q); err != nil || q.GetInstance() != "" {
+		t.Errorf("%v: field 5 is read as instance %q", err, q.GetInstance())
+	}
+	if b, err := proto.Marshal(&WatchEndpointsRequest{Instance: "a"}); err != nil || string(b) != string(wire{}.str(5000, "a")) {
+		t.Errorf("%x, %v: instance is not number 5000", b, err)
+	}
+}
+
+// A reader that knows only contract 9.2's numbers reads the same row.
+func TestOwnFieldsAreApart(t *testing.T) {
+	theirs := map[protowire.Number]bool{}
+	for _, n := range upstream["aether.registry.v1.ServiceEndpoint"] {
+		theirs[n] = true
 	}
 	_, endpoint := rowBytes()
 	mine := proto.Clone(endpoint).(*ServiceEndpoint)
