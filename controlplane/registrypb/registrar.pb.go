@@ -298,7 +298,10 @@ type WatchEndpointsRequest struct {
 	// Unset: everything. Set and empty: nothing but the catalog.
 	Filter *ServiceFilter `protobuf:"bytes,4,opt,name=filter,proto3" json:"filter,omitempty"`
 	// Ours: tells apart processes of one node that watch at once, as during a hand-over.
-	Instance      string `protobuf:"bytes,5000,opt,name=instance,proto3" json:"instance,omitempty"`
+	Instance string `protobuf:"bytes,5000,opt,name=instance,proto3" json:"instance,omitempty"`
+	// Ours: what has changed since last_version may be sent in place of a snapshot: rows by
+	// ENDPOINT_UPDATED and ENDPOINT_REMOVED, then the catalog, then SNAPSHOT_COMPLETE with since.
+	Changes       bool `protobuf:"varint,5001,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -368,6 +371,13 @@ func (x *WatchEndpointsRequest) GetInstance() string {
 	return ""
 }
 
+func (x *WatchEndpointsRequest) GetChanges() bool {
+	if x != nil {
+		return x.Changes
+	}
+	return false
+}
+
 type ServiceFilter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Services      []string               `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
@@ -413,12 +423,15 @@ func (x *ServiceFilter) GetServices() []string {
 }
 
 type WatchEndpointsResponse struct {
-	state         protoimpl.MessageState           `protogen:"open.v1"`
-	Type          WatchEndpointsResponse_EventType `protobuf:"varint,1,opt,name=type,proto3,enum=aether.registrar.v1.WatchEndpointsResponse_EventType" json:"type,omitempty"`
-	ServiceName   string                           `protobuf:"bytes,2,opt,name=service_name,json=serviceName,proto3" json:"service_name,omitempty"`
-	Protocol      Service_Protocol                 `protobuf:"varint,3,opt,name=protocol,proto3,enum=aether.registry.v1.Service_Protocol" json:"protocol,omitempty"`
-	Endpoint      *ServiceEndpoint                 `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	Version       string                           `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
+	state       protoimpl.MessageState           `protogen:"open.v1"`
+	Type        WatchEndpointsResponse_EventType `protobuf:"varint,1,opt,name=type,proto3,enum=aether.registrar.v1.WatchEndpointsResponse_EventType" json:"type,omitempty"`
+	ServiceName string                           `protobuf:"bytes,2,opt,name=service_name,json=serviceName,proto3" json:"service_name,omitempty"`
+	Protocol    Service_Protocol                 `protobuf:"varint,3,opt,name=protocol,proto3,enum=aether.registry.v1.Service_Protocol" json:"protocol,omitempty"`
+	Endpoint    *ServiceEndpoint                 `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	Version     string                           `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
+	// Ours, of SNAPSHOT_COMPLETE: the last_version of the request, whose rows hold but for what
+	// was sent before. Empty: there was a snapshot, or nothing has changed.
+	Since         string `protobuf:"bytes,5000,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -484,6 +497,13 @@ func (x *WatchEndpointsResponse) GetEndpoint() *ServiceEndpoint {
 func (x *WatchEndpointsResponse) GetVersion() string {
 	if x != nil {
 		return x.Version
+	}
+	return ""
+}
+
+func (x *WatchEndpointsResponse) GetSince() string {
+	if x != nil {
+		return x.Since
 	}
 	return ""
 }
@@ -742,21 +762,23 @@ const file_controlplane_registrypb_registrar_proto_rawDesc = "" +
 	"\x03ips\x18\x02 \x03(\tR\x03ips\x12\x1c\n" +
 	"\tnode_name\x18\x88' \x01(\tR\bnodeName\x12\x17\n" +
 	"\x06stated\x18\x89' \x01(\x04R\x06stated\"\x1c\n" +
-	"\x1aUnregisterEndpointResponse\"\xd3\x01\n" +
+	"\x1aUnregisterEndpointResponse\"\xee\x01\n" +
 	"\x15WatchEndpointsRequest\x12!\n" +
 	"\fcluster_name\x18\x01 \x01(\tR\vclusterName\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12!\n" +
 	"\flast_version\x18\x03 \x01(\tR\vlastVersion\x12:\n" +
 	"\x06filter\x18\x04 \x01(\v2\".aether.registrar.v1.ServiceFilterR\x06filter\x12\x1b\n" +
-	"\binstance\x18\x88' \x01(\tR\binstance\"+\n" +
+	"\binstance\x18\x88' \x01(\tR\binstance\x12\x19\n" +
+	"\achanges\x18\x89' \x01(\bR\achanges\"+\n" +
 	"\rServiceFilter\x12\x1a\n" +
-	"\bservices\x18\x01 \x03(\tR\bservices\"\xac\x04\n" +
+	"\bservices\x18\x01 \x03(\tR\bservices\"\xc3\x04\n" +
 	"\x16WatchEndpointsResponse\x12I\n" +
 	"\x04type\x18\x01 \x01(\x0e25.aether.registrar.v1.WatchEndpointsResponse.EventTypeR\x04type\x12!\n" +
 	"\fservice_name\x18\x02 \x01(\tR\vserviceName\x12@\n" +
 	"\bprotocol\x18\x03 \x01(\x0e2$.aether.registry.v1.Service.ProtocolR\bprotocol\x12?\n" +
 	"\bendpoint\x18\x04 \x01(\v2#.aether.registry.v1.ServiceEndpointR\bendpoint\x12\x18\n" +
-	"\aversion\x18\x05 \x01(\tR\aversion\"\x86\x02\n" +
+	"\aversion\x18\x05 \x01(\tR\aversion\x12\x15\n" +
+	"\x05since\x18\x88' \x01(\tR\x05since\"\x86\x02\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18EVENT_TYPE_FULL_SNAPSHOT\x10\x01\x12\x1d\n" +

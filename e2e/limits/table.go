@@ -326,6 +326,7 @@ var bounds = []bound{
 	{"controlplane/registrar/server", "stallTime", "time", "a watcher that takes nothing while something waits is ended in the same way"},
 	{"controlplane/registrar/server", "lookEvery", "time", "how often that is looked for"},
 	{"controlplane/registrar/server", "keepIndex", "events", "the queue of a watcher that was longer is left to the garbage collector"},
+	{"controlplane/registrar/server", "maxKept", "changes of rows that are remembered for watchers that come back", "who left before those is told everything"},
 	{"controlplane/registrar/server", "maxPending", "pods whose registrations the store has not shown, and as many whose removals it has not", "a further one is refused (RESOURCE_EXHAUSTED) and counted; those that wait may change"},
 	{"controlplane/registrar/server", "maxWrites", "writes to the store at once", "further ones wait for their turn"},
 	{"controlplane/registrar/server", "writeTick", "time", "how often writes are looked for that are to be tried again; new ones do not wait"},

@@ -288,6 +288,7 @@ type watch struct {
 	delta    bool
 	sent     string // last_version
 	version  string
+	since    string // the version that what was sent builds upon; empty: none
 	cancel   context.CancelFunc
 	complete bool
 	ended    bool
@@ -537,7 +538,7 @@ func (f *follower) open(s scope, delta bool, last string) {
 		w.gather = newGathered()
 	}
 	q := &registrypb.WatchEndpointsRequest{
-		ClusterName: f.c.cfg.Cluster, NodeName: f.c.cfg.Node, LastVersion: last,
+		ClusterName: f.c.cfg.Cluster, NodeName: f.c.cfg.Node, LastVersion: last, Changes: last != "",
 		// A watch takes the place of another one of the same instance: each is one of its own.
 		Instance: f.c.cfg.Instance + "." + strconv.Itoa(f.seq),
 	}
@@ -613,10 +614,13 @@ func (f *follower) take(m message) error {
 		}
 		f.known.put(w, ev)
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_ENDPOINT_ADDED, registrypb.WatchEndpointsResponse_EVENT_TYPE_ENDPOINT_UPDATED:
+		f.halfway(w)
 		f.known.put(w, ev)
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_ENDPOINT_REMOVED:
+		f.halfway(w)
 		f.known.remove(w, ev)
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_SNAPSHOT_COMPLETE:
+		w.since = ev.GetSince()
 		if err := f.completed(w); err != nil {
 			return err
 		}
@@ -638,9 +642,17 @@ func (f *follower) take(m message) error {
 	return nil
 }
 
+// halfway: what has changed since the version that is known is put in place row by row, and
+// until all of it is, that is no version to come back with.
+func (f *follower) halfway(w *watch) {
+	if w.gather == nil && !w.complete {
+		f.resumable = false
+	}
+}
+
 // completed: what the stream gathered is what there is.
 func (f *follower) completed(w *watch) error {
-	if w.gather == nil && w.sent != "" && !w.complete && w.version != "" && w.version != w.sent {
+	if w.gather == nil && w.sent != "" && !w.complete && w.version != "" && w.version != w.sent && w.since != w.sent {
 		f.resumable = false
 		return errAskAgain
 	}

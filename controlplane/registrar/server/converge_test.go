@@ -98,6 +98,7 @@ func converge(t *testing.T, rnd *rand.Rand) {
 			}
 			req = of(w.filter...)
 		}
+		req.Changes = rnd.IntN(4) > 0
 		w.watch(clients[rnd.IntN(replicas)], req)
 		w.open = true
 	}

@@ -9,15 +9,15 @@ import (
 
 // counters are what happens in a server.
 type counters struct {
-	syncs, syncErrors          telemetry.Counter // what the store said; interruptions
-	unencodable                telemetry.Counter
-	snapshots, resumed         telemetry.Counter // watches by how they began
-	broadcasts, events, slow   telemetry.Counter // changes of rows; tellings of watchers; those cut off
-	writes, writeErrors        telemetry.Counter
-	dropped, full, unconfirmed telemetry.Counter
-	outdated                   telemetry.Counter
-	denied                     telemetry.Counter
-	refused                    map[registry.Fault]*telemetry.Counter
+	syncs, syncErrors            telemetry.Counter // what the store said; interruptions
+	unencodable                  telemetry.Counter
+	snapshots, resumed, caughtUp telemetry.Counter // watches by how they began
+	broadcasts, events, slow     telemetry.Counter // changes of rows; tellings of watchers; those cut off
+	writes, writeErrors          telemetry.Counter
+	dropped, full, unconfirmed   telemetry.Counter
+	outdated                     telemetry.Counter
+	denied                       telemetry.Counter
+	refused                      map[registry.Fault]*telemetry.Counter
 }
 
 // The faults of a registration beyond its row's.
@@ -58,6 +58,7 @@ func (s *Server) Register(m *telemetry.Metrics) {
 	m.Count("aether_registrar_sync_unencodable_total", "Rows of the store that are left out: they cannot be sent to nodes, or name an identity that they may not.", &s.unencodable)
 	m.Count("aether_registrar_watches_total", "Watches that began, by what they were told first.", &s.snapshots, "began", "snapshot")
 	m.Count("aether_registrar_watches_total", "Watches that began, by what they were told first.", &s.resumed, "began", "unchanged")
+	m.Count("aether_registrar_watches_total", "Watches that began, by what they were told first.", &s.caughtUp, "began", "changes")
 	m.Count("aether_registrar_broadcast_changes_total", "Changes of rows.", &s.broadcasts)
 	m.Count("aether_registrar_broadcast_events_total", "Events that watchers were told, each watcher's counted.", &s.events)
 	m.Count("aether_registrar_broadcast_slow_total", "Watchers that did not read and were cut off.", &s.slow)

@@ -232,7 +232,7 @@ func TestStalledInItsSnapshot(t *testing.T) {
 			defer r.stop()
 			<-r.Synced()
 			w := &watcher{all: true, ended: make(chan struct{}), wake: make(chan struct{}, 1), total: &r.queued, max: maxEvents}
-			begin, err := r.join(w, "")
+			begin, err := r.join(w, "", false)
 			if err != nil {
 				t.Fatal(err)
 			}

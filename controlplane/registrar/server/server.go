@@ -556,7 +556,7 @@ func (s *Server) WatchEndpoints(req *registrypb.WatchEndpointsRequest, stream gr
 	if err := s.awaitSynced(ctx); err != nil {
 		return err
 	}
-	begin, err := s.join(w, req.GetLastVersion())
+	begin, err := s.join(w, req.GetLastVersion(), req.GetChanges())
 	if err != nil {
 		return err
 	}
@@ -579,8 +579,9 @@ func (s *Server) WatchEndpoints(req *registrypb.WatchEndpointsRequest, stream gr
 }
 
 // join makes w one of the watchers and returns what it is told first: the rows only
-// if they are not those of the version it has.
-func (s *Server) join(w *watcher, last string) (*first, error) {
+// if they are not those of the version it has, and then, where it takes changes and what
+// has changed since is known, that alone.
+func (s *Server) join(w *watcher, last string, changes bool) (*first, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -598,6 +599,11 @@ func (s *Server) join(w *watcher, last string) (*first, error) {
 	w.sum = s.seenLocked(w.all, w.filter)
 	begin := &first{names: s.state.catalogBodies(), version: w.sum.String()}
 	rows := begin.version != last
+	if rows && changes {
+		if c, ok := s.state.since(w, last); ok {
+			begin.changes, begin.since, rows = c, last, false
+		}
+	}
 	if w.all {
 		s.unscoped[w] = true
 		if rows {
@@ -619,9 +625,12 @@ func (s *Server) join(w *watcher, last string) (*first, error) {
 	}
 	s.watchers[w] = true
 	begin.clear = rows && last != "" && len(begin.rows) == 0
-	if rows {
+	switch {
+	case rows:
 		s.snapshots.Inc()
-	} else {
+	case begin.since != "":
+		s.caughtUp.Inc()
+	default:
 		s.resumed.Inc()
 	}
 	return begin, nil

@@ -64,6 +64,88 @@ type state struct {
 	version  uint64 // grows with every change; for people
 	names    []mem.Buffer
 	nodes    map[string]map[string]int // by node: the services that it has rows of, and how many
+	past     []past                    // what set changed last, the latest at the end
+	kept     int                       // keys in past
+}
+
+// maxKept are the changes of rows that are remembered for watchers that come back. Who left
+// before those is told everything.
+const maxKept = 16384
+
+// past is a change that set made: without its digests, it is what was before.
+type past struct {
+	service   string
+	keys      []rowKey
+	sum, name digest
+}
+
+// remember keeps what set changed, and forgets what was longest ago.
+func (st *state) remember(n *news) {
+	p := past{service: n.service, keys: make([]rowKey, len(n.rows)), sum: n.sum, name: n.name}
+	for i := range n.rows {
+		p.keys[i] = n.rows[i].key.rowKey
+	}
+	st.past = append(st.past, p)
+	st.kept += len(p.keys)
+	for st.kept > maxKept {
+		st.kept -= len(st.past[0].keys)
+		st.past[0] = past{}
+		st.past = st.past[1:]
+	}
+}
+
+// since is what a watcher is to be told whose rows are those of a version: it looks back for
+// the state that had this version for w's filter. ok is false where none is remembered, or
+// the changes are no fewer than the rows.
+func (st *state) since(w *watcher, version string) (changes []event, ok bool) {
+	want, ok := parseDigest(version)
+	if !ok {
+		return nil, false
+	}
+	sees, rows := map[string]bool{}, st.rows
+	if !w.all {
+		rows = 0
+		for _, name := range w.filter {
+			sees[name] = true
+			rows += len(st.rowsOf(name))
+		}
+	}
+	at, n := w.sum, 0
+	i := len(st.past)
+	for at != want {
+		if i--; i < 0 {
+			return nil, false
+		}
+		p := &st.past[i]
+		at = at.minus(p.name)
+		if !w.all && !sees[p.service] {
+			continue
+		}
+		at = at.minus(p.sum)
+		if n += len(p.keys); n >= rows {
+			return nil, false
+		}
+	}
+	told := make(map[eventKey]bool, n)
+	for _, p := range st.past[i:] {
+		if !w.all && !sees[p.service] {
+			continue
+		}
+		now := st.rowsOf(p.service)
+		for _, k := range p.keys {
+			key := eventKey{p.service, k}
+			if told[key] {
+				continue
+			}
+			told[key] = true
+			if j, there := slices.BinarySearchFunc(now, k, func(r *row, k rowKey) int { return r.compare(k) }); there {
+				changes = append(changes, event{typ: endpointUpdated, key: key, body: now[j].body})
+			} else {
+				changes = append(changes, event{typ: endpointRemoved, key: key, body: removal(p.service, k)})
+			}
+		}
+	}
+	return changes, true
 }
 
 func newState() state {
@@ -151,6 +233,7 @@ func (st *state) set(name string, rows []*row) news {
 	st.rows += len(rows) - len(old)
 	st.sum = st.sum.plus(n.sum)
 	st.version++
+	st.remember(&n)
 	return n
 }
 
@@ -271,6 +354,15 @@ func (d digest) String() string {
 	binary.BigEndian.PutUint64(b[:], d.hi)
 	binary.BigEndian.PutUint64(b[8:], d.lo)
 	return hex.EncodeToString(b[:])
+}
+
+// parseDigest reads what String wrote.
+func parseDigest(s string) (d digest, ok bool) {
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != 16 {
+		return digest{}, false
+	}
+	return digest{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}, true
 }
 
 // sumOf is the digest of one thing, which parts tell apart from all others.

@@ -199,7 +199,9 @@ func (w *watcher) stalled(now time.Time) bool {
 // first is what a watcher is told when it comes.
 type first struct {
 	rows    [][]*row
-	clear   bool // it has something, and there are no rows
+	clear   bool    // it has something, and there are no rows
+	changes []event // in place of rows: what has changed since the version that it has
+	since   string  // that version
 	names   []mem.Buffer
 	version string
 }
@@ -230,12 +232,22 @@ func (w *watcher) send(to sender, begin *first) error {
 			return err
 		}
 	}
+	for i := range begin.changes {
+		e := &begin.changes[i]
+		if err := say(head(e.typ, e.key.protocol), e.body, partialPart); err != nil {
+			return err
+		}
+	}
 	for _, n := range begin.names {
 		if err := say(head(serviceAdded, 0), n, partialPart); err != nil {
 			return err
 		}
 	}
-	if err := say(head(snapshotComplete, 0), nil, versionPart(begin.version)); err != nil {
+	var since mem.Buffer
+	if begin.since != "" {
+		since = stringPart(fieldSince, begin.since)
+	}
+	if err := say(head(snapshotComplete, 0), since, versionPart(begin.version)); err != nil {
 		return err
 	}
 	*begin = first{} // what has changed since need not be kept

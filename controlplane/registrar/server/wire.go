@@ -21,6 +21,7 @@ const (
 	fieldProtocol = 3
 	fieldEndpoint = 4
 	fieldVersion  = 5
+	fieldSince    = 5000
 )
 
 type (
@@ -90,9 +91,10 @@ func head(t eventType, p protocol) mem.Buffer {
 	return newHead(t, p)
 }
 
-func versionPart(v string) mem.Buffer {
-	b := protowire.AppendTag(nil, fieldVersion, protowire.BytesType)
-	return mem.SliceBuffer(protowire.AppendString(b, v))
+func versionPart(v string) mem.Buffer { return stringPart(fieldVersion, v) }
+
+func stringPart(n protowire.Number, v string) mem.Buffer {
+	return mem.SliceBuffer(protowire.AppendString(protowire.AppendTag(nil, n, protowire.BytesType), v))
 }
 
 func serviceField(service string) []byte {
