@@ -79,8 +79,8 @@ lint: ## Check format, vet, staticcheck, known vulnerabilities
 	@bad=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	 if [ -n "$$bad" ]; then echo "not formatted (gofmt -w mends it):"; echo "$$bad"; exit 1; fi
 	go vet ./...
-	go tool staticcheck ./...
-	@out=$$(timeout 300 go tool govulncheck ./... 2>&1) && rc=0 || rc=$$?; \
+	go tool -modfile=tools/go.mod staticcheck ./...
+	@out=$$(timeout 300 go tool -modfile=tools/go.mod govulncheck ./... 2>&1) && rc=0 || rc=$$?; \
 	 case "$$rc,$$out" in \
 	 0,*) echo "govulncheck: no known vulnerability is reached" ;; \
 	 124,*|*"fetching vulnerabilities"*) echo "govulncheck: not checked, its database cannot be reached from here: $${out##*: }" ;; \

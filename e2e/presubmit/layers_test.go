@@ -174,7 +174,7 @@ var only = []struct {
 // topLevel is all that may stand at the root, beside files whose names begin
 // with a dot and what git ignores.
 var topLevel = []string{
-	"cmd", "dataplane", "sniff", "tproxy", "mtls", "meshhop", "quic", "controlplane", "cni", "bench", "e2e", "docs",
+	"cmd", "tools", "dataplane", "sniff", "tproxy", "mtls", "meshhop", "quic", "controlplane", "cni", "bench", "e2e", "docs",
 	"go.mod", "go.sum", "Makefile", "README.md", "LICENSE", "bench_test.go",
 	"bin", // made by make build, ignored by git
 }
