@@ -83,7 +83,7 @@ still owed, and ends. A second SIGTERM ends at once.`,
 	f.StringVar(&o.etcdCert, "etcd-cert", "", "PEM file of the certificate that is shown to etcd")
 	f.StringVar(&o.etcdKey, "etcd-key", "", "PEM file of its key")
 	f.StringVar(&o.etcdUser, "etcd-user", "", "user of etcd's own authentication")
-	f.StringVar(&o.etcdPasswordFile, "etcd-password-file", "", "file with that user's password")
+	f.StringVar(&o.etcdPasswordFile, "etcd-password-file", "", "file with that user's password; etcd is then spoken to over TLS, but on the loopback")
 	f.StringVar(&o.region, "region", "local", "region of this mesh: part of the store's keys")
 	f.StringVar(&o.cluster, "cluster", "local", "cluster of this mesh: part of the store's keys")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "file that says where the cluster's API server is; default the pod's own ServiceAccount")

@@ -19,6 +19,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -119,6 +121,9 @@ func New(cfg Config) (*Store, error) {
 			if cfg.TLS != nil { // the client would leave TLS out without a word
 				return nil, fmt.Errorf("etcd: endpoint %s is without TLS, which is configured: write https", e)
 			}
+			if cfg.Password != "" && !onLoopback(e) {
+				return nil, fmt.Errorf("etcd: endpoint %s is without TLS, and whoever is on the way would read the password: write https, or an address of the loopback", e)
+			}
 		default:
 			return nil, fmt.Errorf("etcd: endpoint %q is no URL: write https://<host>:<port>, or http:// for one without TLS", e)
 		}
@@ -134,6 +139,16 @@ func New(cfg Config) (*Store, error) {
 		s.Skipped[f] = new(telemetry.Counter)
 	}
 	return s, nil
+}
+
+// onLoopback reports whether an endpoint's URL leads to this machine itself.
+func onLoopback(endpoint string) bool {
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	return u.Hostname() == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 
 // TLSFiles is a client's configuration for etcd: PEM files of the authorities that

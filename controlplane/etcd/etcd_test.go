@@ -857,9 +857,19 @@ func TestNewRefuses(t *testing.T) {
 		"TLS without TLS":     {Endpoints: []string{"http://etcd:2379"}, TLS: tlsConfig},
 		"a region of two":     {Endpoints: []string{"http://etcd:2379"}, Region: "eu/west"},
 		"half of credentials": {Endpoints: []string{"http://etcd:2379"}, User: "x"},
+
+		"a password in the clear":        {Endpoints: []string{"http://etcd:2379"}, User: "x", Password: "y"},
+		"one in the clear to one member": {Endpoints: []string{"https://a:2379", "http://10.0.0.1:2379"}, User: "x", Password: "y"},
+		"a name like the loopback's":     {Endpoints: []string{"http://localhost.example:2379"}, User: "x", Password: "y"},
+		"an address before the host":     {Endpoints: []string{"http://127.0.0.1@etcd:2379"}, User: "x", Password: "y"},
 	} {
 		if _, err := New(cfg); err == nil {
 			t.Errorf("%s was taken", name)
+		}
+	}
+	for _, e := range []string{"https://etcd:2379", "http://127.0.0.1:2379", "http://[::1]:2379", "http://localhost:2379"} {
+		if _, err := New(Config{Endpoints: []string{e}, User: "x", Password: "y"}); err != nil {
+			t.Errorf("a password to %s: %v", e, err)
 		}
 	}
 }
