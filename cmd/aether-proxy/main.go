@@ -46,7 +46,7 @@ type options struct {
 	kubeconfig, namespace                       string
 	kubernetes                                  bool
 	registrarInsecure, registrarWhole           bool
-	nodeForm                                    string
+	nodeForm, healthSock                        string
 	identities                                  []string
 	clusterPods                                 string
 	drainTime                                   time.Duration
@@ -92,6 +92,7 @@ one drains: no connection is refused or lost meanwhile.`,
 	f.BoolVar(&o.registrarInsecure, "registrar-insecure", false, "speak to registrars without TLS; only on the loopback, for trials")
 	f.BoolVar(&o.registrarWhole, "registrar-whole", false, "keep the rows of all services, not only of those that this node needs")
 	f.StringVar(&o.nodeAccount, "node-account", "aether-system/aether-agent", "namespace and ServiceAccount of this node's own identity, which registrars ask for")
+	f.StringVar(&o.healthSock, "health-sock", "", "with --registrar: path of a Unix socket, as /run/aether/health.sock, where GET /healthz/health_<pod> is 200 while the pod's application answers its probe, 503 while it does not, and 404 for a pod that is not here; empty: none")
 	f.StringVar(&o.nodeForm, "node-spiffe-id", "", "SPIFFE ID of this node instead of --node-account's, or its path in the trust domain, with {node} for the name of --node: /node/{node}. A registrar whose --writer has the same lets a node write its own rows alone")
 	f.StringSliceVar(&o.identities, "allow-spiffe-id", nil, "SPIFFE IDs that rows of registrars may name (aether.io/spiffe-id), or their paths in the trust domain, beside /ns/{namespace}/*, those of the pod's own namespace. \"/*\" at the end: all below. As at the registrars")
 	f.StringVar(&o.cluster, "cluster", "local", "name of the cluster, as in the registry")

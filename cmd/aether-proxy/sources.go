@@ -85,7 +85,7 @@ func (o *options) checkSources() error {
 	if len(o.registrar) == 0 {
 		for flag, given := range map[string]bool{
 			"--pods-dir": o.podsDir != "", "--registrar-insecure": o.registrarInsecure, "--registrar-whole": o.registrarWhole,
-			"--node-spiffe-id": o.nodeForm != "", "--allow-spiffe-id": len(o.identities) > 0,
+			"--node-spiffe-id": o.nodeForm != "", "--allow-spiffe-id": len(o.identities) > 0, "--health-sock": o.healthSock != "",
 		} {
 			if given {
 				return fmt.Errorf("%s is of no use without --registrar: leave it out, or name a registrar", flag)
@@ -233,6 +233,19 @@ func (s *sources) live(registrars client.Config) (err error) {
 		return fmt.Errorf("--pods-dir, --state-dir: %w", err)
 	}
 	s.follower = local.NewFollower(s.pods)
+	if s.o.healthSock != "" {
+		s.add("health socket", func(ctx context.Context) error {
+			select {
+			case <-s.lead: // before, the process before knows
+				if err := serveHealth(ctx, s.o.healthSock, s.pods.Handler()); err != nil {
+					s.log.Error("nobody is told of applications' health there", "err", err) // no reason to end the mesh's traffic
+				}
+			case <-ctx.Done():
+			}
+			<-ctx.Done()
+			return nil
+		})
+	}
 	s.idle = make(chan struct{})
 	s.add("pods", func(ctx context.Context) error {
 		err := errors.Join(s.leadPods(ctx), caller.Close())

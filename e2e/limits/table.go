@@ -202,6 +202,10 @@ var bounds = []bound{
 	{"cmd/aether-proxy", "endTime", "time", "a process that is to end (`--drain-time` over, a second SIGTERM) and has not is cut"},
 	{"cmd/aether-proxy", "podsTime", "time", "a process that still leads the node's pods when its successor accepts lets that begin to"},
 	{"cmd/aether-proxy", "takeTime", "time", "a predecessor that hands nothing over is waited for so long; then sockets are opened as they become free"},
+	{"cmd/aether-proxy", "healthConns", "connections to the health socket", "further ones wait"},
+	{"cmd/aether-proxy", "healthHead", "time", "a request to it that is not read, or not answered, by then is cut"},
+	{"cmd/aether-proxy", "healthIdle", "time", "a connection to it without a request is closed"},
+	{"cmd/aether-proxy", "healthHeaders", "bytes of a request's head at it", "431"},
 
 	{"dataplane/relay", "spareProcs", "processors of the scheduler (GOMAXPROCS)", "so many are left to loops and everybody else: directions beyond the rest wait for a turn, which lasts from a read to its last write"},
 	{"dataplane/relay", "most64k", "buffers of 64 KiB in use at once", "a direction that would have one more gets 16 KiB, which every direction with bytes to move has"},
