@@ -67,11 +67,13 @@ const (
 	stallTime   = int64(5 * time.Second)  // what waits in a stream of a hop that holds too much, before the stream ends
 	stallLook   = int64(time.Second)      // between two looks for such streams
 	leastPause  = int64(10 * time.Millisecond)
-	mostPause   = int64(time.Second)     // before a hop is dialled again whose sessions carry nothing, doubled each time
-	pingAfter   = int64(5 * time.Second) // silence of a peer that owes an answer before it is asked whether it lives
-	pingWait    = int64(5 * time.Second) // for its answer
-	idleApp     = int64(5 * time.Minute) // idle connection to the application
-	connectTime = int64(5 * time.Second) // delivery connect (contract 6.5)
+	mostPause   = int64(time.Second)            // before a hop is dialled again whose sessions carry nothing, doubled each time
+	pingAfter   = int64(5 * time.Second)        // silence of a peer that owes an answer before it is asked whether it lives
+	pingWait    = int64(5 * time.Second)        // for its answer
+	idleApp     = int64(5 * time.Minute)        // idle connection to the application
+	hastyTime   = int64(100 * time.Millisecond) // an end this soon behind an answer was on its way with it
+	lookAfter   = int64(10 * time.Millisecond)  // a connection to the application that was idle so long is looked at before it is used
+	connectTime = int64(5 * time.Second)        // delivery connect (contract 6.5)
 )
 
 // Config of an engine. The zero value is usable.

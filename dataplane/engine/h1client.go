@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -34,6 +35,8 @@ type h1client struct {
 	noReuse    bool
 	idle       bool
 	requests   uint64
+	from       int64  // of the bytes written, those before this request
+	rested     int64  // when its last answer was complete
 	rst        bool   // the connection is closed with a reset
 	asks       bool   // for an upgrade
 	accept     []byte // that the answer to a key of ours must hold
@@ -155,6 +158,7 @@ func (c *h1client) take(x *exchange.Exchange) {
 	c.idle = false
 	c.asked, c.gotByte, c.inBody, c.trailing, c.stalled, c.starved, c.reqDone = false, false, false, false, false, false, false
 	c.isHead = x.Head()
+	c.from = c.tx
 	c.active = c.l.Now()
 	c.asks = false
 	x.Forward(c)
@@ -238,12 +242,28 @@ func (c *h1client) gone(code exchange.Code) {
 	}
 }
 
+// fresh reports whether the idle connection can carry a request, as far as is known before it is
+// sent: bytes that nobody asked for are no answer to it, and behind an end there is none. A look at the
+// socket is a system call: it is made only where something may have come unseen.
+func (c *h1client) fresh() bool {
+	switch {
+	case c.readable():
+		return false
+	case c.l.Pending(c.fd)&^reactor.Writable == 0 && !c.pool.hasty && c.l.Now()-c.active < lookAfter:
+		return true
+	}
+	return c.asleep()
+}
+
 // broken is what a connection's end means for the request on it.
 func (c *h1client) broken() exchange.Code {
-	if c.reused && !c.gotByte {
-		return exchange.Stale
+	switch {
+	case !c.reused || c.gotByte:
+		return exchange.Closed
+	case c.taken() <= c.from:
+		return exchange.Unsent
 	}
-	return exchange.Closed
+	return exchange.Stale
 }
 
 func (c *h1client) pump() { c.pumpAll(c) }
@@ -282,7 +302,17 @@ func (c *h1client) ended(err error) {
 		c.responseDone()
 		return
 	}
+	if c.x == nil || !c.gotByte {
+		c.hasty()
+	}
 	c.gone(c.broken())
+}
+
+// hasty notes an end that the application made right behind an answer that did not announce it.
+func (c *h1client) hasty() {
+	if c.pool != nil && c.reused && c.l.Now()-c.rested < hastyTime {
+		c.pool.hasty = true
+	}
 }
 
 // process is h1end.
@@ -360,8 +390,12 @@ func (c *h1client) responseDone() {
 		c.gone(exchange.NoError)
 		return
 	}
+	if c.reused {
+		c.pool.hasty = false
+	}
 	c.reused = true
 	c.active = c.l.Now()
+	c.rested = c.active
 	c.pool.put(c)
 }
 
@@ -452,6 +486,7 @@ type appPool struct {
 	socks   SocketPool // nil: of a Unix socket
 	idle    []*h1client
 	h2      sessions
+	hasty   bool // the application closes connections right behind its answers, without a word
 	waiting bool // h2: a socket is being made
 	n       int
 	dials   int // connections to a Unix socket that are being made
@@ -485,19 +520,9 @@ func (p *appPool) send(x *exchange.Exchange) {
 		p.h2.send(x)
 		return
 	}
-	for n := len(p.idle); n > 0; n = len(p.idle) {
-		c := p.idle[n-1] // the one used last: the likeliest to be alive
-		p.idle[n-1] = nil
-		p.idle = p.idle[:n-1]
-		switch {
-		case c.closed:
-		case c.readable(): // bytes that nobody asked for may lie there: no answer to this request
-			c.idle = false
-			c.gone(exchange.NoError)
-		default:
-			c.take(x)
-			return
-		}
+	if c := p.reuse(x); c != nil {
+		c.take(x)
+		return
 	}
 	if p.local() {
 		p.dialLocal(x)
@@ -515,6 +540,29 @@ func (p *appPool) send(x *exchange.Exchange) {
 			unix.Close(fd)
 		}
 	})
+}
+
+// reuse takes a connection for x out of the idle ones; nil: there is none.
+func (p *appPool) reuse(x *exchange.Exchange) *h1client {
+	for n := len(p.idle); n > 0; n = len(p.idle) {
+		i := n - 1 // the one used last: the likeliest to be alive
+		if p.hasty && !x.Idempotent() {
+			// Its end may be on the way, and only a request that may be done twice can be sent again
+			// whatever the application had of it. Others get one that has been left open for a while.
+			if i = 0; p.l.Now()-p.idle[0].active < hastyTime {
+				return nil
+			}
+		}
+		c := p.idle[i]
+		p.idle = slices.Delete(p.idle, i, i+1)
+		c.idle = false
+		if c.fresh() {
+			return c
+		}
+		c.hasty()
+		c.gone(exchange.NoError)
+	}
+	return nil
 }
 
 // made takes the socket that was made for w, or why there is none.

@@ -36,6 +36,7 @@ type h2conn struct {
 	goaway     bool  // takes no new requests
 	ending     bool  // the connection ends, and its streams with it
 	endCode    exchange.Code
+	had        int64  // ending, client: how many of the bytes written the peer may have taken
 	requests   uint64 // streams opened on it
 	until      int64  // hop: end of the certificates, in the loop's clock
 	resets     uint64 // http2.Stats.PeerResets at the last OnReset
@@ -64,6 +65,7 @@ type h2stream struct {
 	s        *http2.Stream // nil once it is over on the wire: it is another request's by then
 	x        *exchange.Exchange
 	moved    int64  // time of the last byte of a message either way
+	from     int64  // client: its first byte on the wire is behind so many
 	headHeld int    // bytes of the request's head
 	kept     int    // bytes that the connection's kept has of it
 	pend     []byte // received data that the exchange refused: pend[off:]
@@ -541,7 +543,7 @@ func (c *h2conn) end(code exchange.Code) {
 	if c.closed {
 		return
 	}
-	c.goaway, c.ending, c.endCode = true, true, code
+	c.goaway, c.ending, c.endCode, c.had = true, true, code, c.taken()
 	if c.in != nil {
 		c.in.lost(c, code) // first: what is sent anew is not to come back here
 	}
@@ -651,7 +653,7 @@ func (c *h2conn) request(x *exchange.Exchange) {
 	}
 	c.requests++
 	st := c.l.getStream()
-	st.c, st.s, st.x, st.moved = c, s, x, c.l.Now()
+	st.c, st.s, st.x, st.moved, st.from = c, s, x, c.l.Now(), c.tx+int64(len(c.sealed))
 	s.User = st
 	x.Forward(st)
 }
@@ -810,11 +812,16 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 		return
 	}
 	x := st.x
+	from := st.from
 	st.release()
 	if c.client {
 		if x != nil {
 			x.Cause = c.cause
-			x.ResponseGone(fromH2(code, c.connecting))
+			gone := fromH2(code, c.connecting)
+			if c.ending && gone == exchange.Closed && from >= c.had {
+				gone = exchange.Unsent
+			}
+			x.ResponseGone(gone)
 		}
 		c.freed()
 		return

@@ -113,12 +113,18 @@ func (s *sessions) room(tunnel bool) *h2conn {
 			s.aside(c)
 			continue
 		}
-		if !c.goaway && !c.closed && c.h2.Available() > 0 && (c.h2.Settled() || c.h2.Streams() == 0 && !tunnel) {
+		if !c.goaway && !c.closed && !c.ended() && c.h2.Available() > 0 && (c.h2.Settled() || c.h2.Streams() == 0 && !tunnel) {
 			return c
 		}
 		i++
 	}
 	return nil
+}
+
+// ended reports whether the peer has ended the session, of which the loop will be told.
+func (c *h2conn) ended() bool {
+	const ends = reactor.PeerEnd | reactor.Hangup | reactor.Error
+	return c.fin || c.l.Pending(c.fd)&ends != 0
 }
 
 // unsettled reports whether a session may have room as soon as its peer says so.

@@ -24,7 +24,7 @@ func (l *Loop) SendUnix(x *exchange.Exchange, pod *Pod, to socket.Unix, h2 bool)
 	k := appKey{pod: pod, unix: to, h2: h2}
 	p := l.apps[k]
 	if p == nil {
-		p = &appPool{l: l, key: k}
+		p = &appPool{l: l, key: k, hasty: pod.share(l).hasty}
 		p.h2 = sessions{l: l, more: p.dialMoreH2, check: p.check, name: "unix:" + to.File}
 		l.apps[k] = p
 	}
@@ -133,5 +133,6 @@ func (p *appPool) check() {
 		return
 	}
 	p.dead = true
+	p.key.pod.share(p.l).hasty = p.hasty // the next pool begins with it
 	delete(p.l.apps, p.key)
 }

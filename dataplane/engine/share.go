@@ -49,6 +49,7 @@ type share struct {
 	dialq   []*Hop // wait for a dial's turn
 	socks   int    // connections to the pod's Unix socket that are being made
 	sockq   []localDial
+	hasty   bool // appPool's, of the last Unix socket of which no connection is left
 }
 
 // heldUp is a connection that is not read from while its pod holds too much.

@@ -244,7 +244,7 @@ func (s *svc) Response(x *exchange.Exchange, h *httpmsg.Head) {
 
 func (s *svc) Failed(x *exchange.Exchange, c exchange.Code) {
 	s.codes[c].Add(1)
-	if c == exchange.Stale && x.Replayable() && x.Idempotent() && x.Attempts < 3 {
+	if x.Resendable(c) && x.Attempts < 3 {
 		s.send(x)
 		return
 	}

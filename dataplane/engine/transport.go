@@ -31,6 +31,8 @@ type transport struct {
 	ready  bool        // an edge said readable and no read has drained it since
 	fin    bool        // an edge told of an end: it lies behind the bytes, and no further edge will tell of it
 	eof    bool
+	end    bool // the peer's own end was read: FIN, or close_notify
+	cut    bool // a read or a write failed otherwise than behind such an end
 	wblk   bool // the socket took less than offered: wait for its edge
 	dirty  bool // queued for the flush
 	later  bool // queued for the next iteration
@@ -137,10 +139,11 @@ func (t *transport) read(p []byte) (int, error) {
 				continue
 			case e != 0:
 				t.eof = true
+				t.broke(e)
 				t.sh.did()
 				return 0, e
 			case n == 0:
-				t.eof = true
+				t.eof, t.end = true, true
 				t.sh.did()
 				return 0, io.EOF
 			}
@@ -158,6 +161,7 @@ func (t *transport) read(p []byte) (int, error) {
 			}
 			if !errors.Is(err, record.ErrMore) {
 				t.eof = true
+				t.end = err == io.EOF
 				return 0, err
 			}
 			t.more = false
@@ -178,10 +182,11 @@ func (t *transport) read(p []byte) (int, error) {
 			continue
 		case e != 0:
 			t.eof = true
+			t.broke(e)
 			t.sh.did()
 			return 0, e
 		case n == 0:
-			t.eof = true
+			t.eof, t.end = true, true
 			t.sh.did()
 			return 0, io.ErrUnexpectedEOF // no close_notify: a cut, never an orderly end
 		}
@@ -241,6 +246,7 @@ func (t *transport) write(p []byte) (int, error) {
 		case e == unix.EAGAIN:
 			n = 0
 		case e != 0:
+			t.broke(e)
 			return 0, e
 		}
 		if n > 0 {
@@ -276,6 +282,7 @@ func (t *transport) write(p []byte) (int, error) {
 		case e == unix.EAGAIN:
 			n = 0
 		case e != 0:
+			t.broke(e)
 			return took, e
 		}
 		if n > 0 {
@@ -294,6 +301,39 @@ func (t *transport) write(p []byte) (int, error) {
 		t.sealed = nil
 	}
 	return took, nil
+}
+
+// broke notes why the socket failed. EPIPE alone leaves open that the peer had ended its side in
+// order before: behind any other failure a read finds an end that the peer never sent.
+func (t *transport) broke(e syscall.Errno) { t.cut = t.cut || e != unix.EPIPE }
+
+// taken is how many of the bytes that were written (tx) the peer may have had, once the
+// connection has ended. A FIN acknowledges all that had arrived before it was sent (RFC 9293
+// 3.10.4), and to what arrives behind it nobody can answer any more.
+func (t *transport) taken() int64 {
+	if !t.end || t.cut {
+		return t.tx
+	}
+	if domain, err := unix.GetsockoptInt(t.fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil || domain == unix.AF_UNIX {
+		return t.tx // a Unix socket has no acknowledgements
+	}
+	unacked, err := unix.IoctlGetInt(t.fd, unix.SIOCOUTQ)
+	if err != nil {
+		return t.tx
+	}
+	return t.tx - int64(unacked)
+}
+
+// asleep reports whether the peer has neither ended the connection nor sent anything, by a look
+// at the socket.
+func (t *transport) asleep() bool {
+	var b [1]byte
+	for {
+		_, _, e := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(t.fd), uintptr(unsafe.Pointer(&b)), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
+		if e != unix.EINTR {
+			return e == unix.EAGAIN
+		}
+	}
 }
 
 // connectError is what became of a non-blocking connect.

@@ -39,10 +39,11 @@ const (
 	TooLarge             // a limit of size was met
 	Stale                // a reused connection ended before any byte of the answer
 	Reset                // the client reset its stream; its connection goes on
+	Unsent               // a kept connection had ended before the peer took anything of the request
 	codeCount
 )
 
-var codeNames = [codeCount]string{"no-error", "cancel", "refused", "connect", "closed", "protocol", "internal", "timeout", "too-large", "stale", "reset"}
+var codeNames = [codeCount]string{"no-error", "cancel", "refused", "connect", "closed", "protocol", "internal", "timeout", "too-large", "stale", "reset", "unsent"}
 
 func (c Code) String() string {
 	if c < codeCount {
@@ -264,6 +265,12 @@ func (x *Exchange) Idempotent() bool {
 		return true
 	}
 	return false
+}
+
+// Resendable reports, from Failed, whether a request whose kept connection had ended may be sent
+// on another: whatever its method where nothing of it was taken, else if its method may be done twice.
+func (x *Exchange) Resendable(c Code) bool {
+	return x.Replayable() && (c == Unsent || c == Stale && x.Idempotent())
 }
 
 // Keep copies b into memory that lives as long as the exchange.

@@ -38,6 +38,8 @@ func failureOf(code exchange.Code, cause error, v *decide.Verdict) failure {
 			return failure{503, "UO", "upstream_overflow", "too many requests wait for the application\n"}
 		}
 		return failure{503, "UR", "upstream_reset_before_response_started{REFUSED_STREAM}", "the application refused the request\n"}
+	case exchange.Unsent: // the source, which keeps the body, sends it again
+		return failure{503, "UR", "upstream_reset_before_response_started{REFUSED_STREAM}", "the application had closed the connection before the request\n"}
 	case exchange.TooLarge:
 		return failure{503, "UR", "upstream_reset_before_response_started{ENHANCE_YOUR_CALM}", "the application reset the request\n"}
 	}

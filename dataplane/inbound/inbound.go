@@ -6,8 +6,8 @@
 //   - x-forwarded-client-cert is always ours; x-aether-outcome stands on every answer.
 //   - Delivery is to 127.0.0.1:<port> in the pod's namespace, or for all ports to the
 //     pod's Unix socket (contract 6.5).
-//   - A request is sent a second time only on a connection that died unused,
-//     and only if its method allows that.
+//   - A request is sent a second time only where a kept connection had ended, and only
+//     if nothing of it was taken, or its method allows that.
 //
 // It knows no listener and no registry: those are given to it.
 package inbound
@@ -439,7 +439,7 @@ func (in *Inbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	if rq.v.Action != decide.Deliver {
 		return
 	}
-	if code == exchange.Stale && x.Attempts < 3 && x.Replayable() && x.Idempotent() {
+	if x.Attempts < 3 && x.Resendable(code) {
 		in.deliver(x, c, rq) // the kept connection had been closed by the application
 		return
 	}

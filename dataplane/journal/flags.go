@@ -121,6 +121,7 @@ var faults = map[string]fault{
 	// A connection that was there: exchange.Code, and what the engine and a relay say.
 	"closed":             termination,
 	"stale":              termination,
+	"unsent":             termination,
 	"cancel":             termination,
 	"silent":             termination,
 	"endpoint-gone":      termination,

@@ -47,6 +47,7 @@ func TestClassify(t *testing.T) {
 		{"too many wait", local(503, "hop-full"), "UO", "upstream_reset_before_response_started{overflow}", true},
 		{"the connection ended before an answer", local(503, "closed"), "UC", "upstream_reset_before_response_started{connection_termination}", true},
 		{"a kept connection had ended", local(503, "stale"), "UC", "upstream_reset_before_response_started{connection_termination}", true},
+		{"a kept connection had ended before anything was taken", local(503, "unsent"), "UC", "upstream_reset_before_response_started{connection_termination}", true},
 		{"the peer answers no PING", local(503, "silent"), "UC", "upstream_reset_before_response_started{connection_termination}", true},
 		{"REFUSED_STREAM", local(503, "refused"), "UR", "upstream_reset_before_response_started{remote_refused_stream_reset}", true},
 		{"garbage from the upstream", local(502, "protocol"), "UPE", "upstream_reset_before_response_started{protocol_error}", true},

@@ -520,7 +520,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	c := x.Conn.(*engine.ConnInfo).User.(*conn)
 	rq := x.User.(*reqState)
 	if rq.v.Action == decide.Passthrough {
-		if code == exchange.Stale && x.Attempts < 2 && x.Replayable() && x.Idempotent() {
+		if x.Attempts < 2 && x.Resendable(code) {
 			c.st.l.Send(x, c.pod.Engine, c.pod.Sockets, c.flow.Dst.AddrPort, c.passH2, &c.info)
 			return
 		}
@@ -547,7 +547,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	case !x.Reached(), meshhop.ReasonOf(x.Cause) == meshhop.ReasonRemote: // the handshake's end, as TLS 1.3 tells it: after the first request
 		kind = why(x.Cause)
 		text = "no connection to " + rq.v.Backend.Name + " (" + kind + ")"
-	case code == exchange.Closed: // what ended a session that was there is no reason why there was none
+	case code == exchange.Closed, code == exchange.Unsent: // what ended a session that was there is no reason why there was none
 		kind = cut(x.Cause)
 		text = "the connection ended before an answer (" + kind + ")"
 	}

@@ -144,6 +144,8 @@ func observed(code exchange.Code, reached bool, cause error) outcome {
 			return outcome{flags: flagUO}
 		}
 		return outcome{flags: flagUR, refused: true} // REFUSED_STREAM, or beyond the last stream of a GOAWAY
+	case exchange.Unsent:
+		return outcome{flags: flagUR, refused: true}
 	case exchange.Closed:
 		if !reached {
 			return outcome{flags: flagUF}

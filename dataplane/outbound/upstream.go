@@ -306,7 +306,7 @@ func whose(code exchange.Code, cause error) fault {
 	case errors.Is(cause, engine.ErrHopFull), errors.Is(cause, engine.ErrNoTunnel), errors.Is(cause, errEndpointGone), errors.Is(cause, errEndpointUnhealthy),
 		errors.Is(cause, errRevoked), errors.Is(cause, engine.ErrExpired):
 		return nobodys
-	case code == exchange.Refused:
+	case code == exchange.Refused, code == exchange.Unsent:
 		return refusal
 	case code == exchange.Internal, code == exchange.Cancel, code == exchange.NoError:
 		return nobodys

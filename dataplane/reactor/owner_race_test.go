@@ -62,6 +62,7 @@ func TestThreadRules(t *testing.T) {
 		{"Each", func() { l.Each(func(Source) {}) }},
 		{"Now", func() { l.Now() }},
 		{"Iteration", func() { l.Iteration() }},
+		{"Pending", func() { l.Pending(fd) }},
 		{"Detach", func() { _ = l.Detach(fd) }},
 		{"Register", func() { _ = l.Register(fd, src, Stream) }},
 		{"Forget", func() { l.Forget(-1) }},

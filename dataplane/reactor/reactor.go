@@ -130,6 +130,7 @@ type Loop struct {
 	evs     [256]unix.EpollEvent
 	tab     []slot // by fd
 	last    int    // events of the last wait
+	at      int    // of these, how many have been delivered
 
 	dirty []Flusher
 	tasks []Task // of the next iteration
@@ -483,6 +484,7 @@ func (l *Loop) iterate(block bool) {
 // deliver tells the sources of the first n events.
 func (l *Loop) deliver(n int) {
 	for i := range n {
+		l.at = i + 1
 		ev := &l.evs[i]
 		if int(ev.Fd) >= len(l.tab) {
 			continue
@@ -491,6 +493,18 @@ func (l *Loop) deliver(n int) {
 			l.event(e.src, ev.Events)
 		}
 	}
+}
+
+// Pending is what epoll saw of fd that has not been delivered yet in this iteration, but may be
+// older than what was read since; 0: nothing.
+func (l *Loop) Pending(fd int) uint32 {
+	l.owner.check("Pending")
+	for i := l.at; i < l.last; i++ {
+		if ev := &l.evs[i]; int(ev.Fd) == fd && ev.Pad == int32(l.tab[fd].gen) {
+			return ev.Events
+		}
+	}
+	return 0
 }
 
 // readCPU adds the processor time since the last mark or reading: what others on the
@@ -554,6 +568,7 @@ func (l *Loop) timeout() int {
 }
 
 func (l *Loop) wait(ms int) int {
+	l.at = 0
 	p := uintptr(unsafe.Pointer(&l.evs[0]))
 	ep := uintptr(l.ep)
 	if l.last >= 2 || ms == 0 { // under load a poll that does not block is cheaper

@@ -466,3 +466,46 @@ func TestLags(t *testing.T) {
 		}
 	}
 }
+
+// TestPending: what was seen of a descriptor is known before its source is told, and no longer then.
+func TestPending(t *testing.T) {
+	l, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a, b [2]int
+	for _, p := range []*[2]int{&a, &b} {
+		if *p, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(p[0])
+	}
+	var seen [][2]uint32
+	see := func(own, other int) *probe {
+		return &probe{event: func(uint32) {
+			seen = append(seen, [2]uint32{l.Pending(own), l.Pending(other)})
+			if len(seen) == 2 {
+				l.Stop()
+			}
+		}}
+	}
+	_ = l.Post(func() {
+		for _, p := range [][2]int{{a[0], b[0]}, {b[0], a[0]}} {
+			if err := l.Register(p[0], see(p[0], p[1]), Readable|PeerEnd|unix.EPOLLET); err != nil {
+				t.Error(err)
+			}
+		}
+		unix.Close(a[1])
+		unix.Close(b[1])
+	})
+	l.Run()
+	if len(seen) != 2 || seen[0][0] != 0 || seen[0][1]&PeerEnd == 0 || seen[1] != [2]uint32{} {
+		t.Errorf("pending of the one that is told, and of the other: %v", seen)
+	}
+}
+
+// probe is a source of functions.
+type probe struct{ event func(uint32) }
+
+func (p *probe) Event(ev uint32) { p.event(ev) }
+func (p *probe) Fail(error)      {}

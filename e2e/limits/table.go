@@ -52,6 +52,8 @@ var bounds = []bound{
 	{"dataplane/engine", "pingAfter", "time", "a hop session that owes an answer and is silent this long is asked by PING whether it lives"},
 	{"dataplane/engine", "pingWait", "time", "and is closed when nothing follows for so long; the next request gets another session"},
 	{"dataplane/engine", "idleApp", "time", "an idle HTTP/1 connection to an application is closed"},
+	{"dataplane/engine", "hastyTime", "time", "a connection that an application closes within this time of its answer counts as closed with it: until it leaves one open, requests that may not be done twice get connections that were left open so long, or new ones"},
+	{"dataplane/engine", "lookAfter", "time", "a connection to an application that was idle longer is looked at before it is used"},
 	{"dataplane/engine", "connectTime", "time", "a connect to the application counts as failed"},
 	{"dataplane/engine", "keepStreams", "free streams a loop", "a stream that has ended is left to the garbage collector"},
 	{"dataplane/engine", "podWork", "reads, accepts and heads, a pod and iteration", "the same"},
