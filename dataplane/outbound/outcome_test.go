@@ -185,6 +185,7 @@ func TestObserved(t *testing.T) {
 		get     bool
 	}{
 		{exchange.Connect, false, nil, true, true},
+		{exchange.Unsent, true, nil, true, true},
 		{exchange.Refused, true, nil, true, true},
 		{exchange.Refused, false, engine.ErrHopFull, true, true},
 		{exchange.Closed, true, nil, false, true},
