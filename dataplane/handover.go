@@ -10,6 +10,7 @@ const (
 	identityTime = 5 * time.Second       // that Open waits for the pods' certificates
 	drainLook    = 50 * time.Millisecond // between two looks whether a drain is over
 	farewellTime = time.Second           // a loop that does not run is waited for at the end of a drain
+	lastTime     = 2 * time.Second       // or a quarter of the drain's limit: before it nothing new is taken any more
 )
 
 // changed wakes Open.
@@ -121,7 +122,7 @@ func (n *Node) HandOver() {
 	defer n.mu.Unlock()
 	n.gone = true
 	for _, p := range n.pods {
-		p.engine.StopListening()
+		_ = p.engine.StopListening(context.Background(), false)
 	}
 	if err := n.cfg.Owner.Close(); err != nil {
 		n.log.Warn("listeners", "err", err)
@@ -130,9 +131,10 @@ func (n *Node) HandOver() {
 
 // Drain ends what clients have under way without losing any of it: readiness
 // answers 503, HTTP/2 connections get GOAWAY, HTTP/1 answers "Connection: close",
-// and requests, relays and new connections go on. It returns when none is left, or
-// limit has passed, or ctx ends; what is left is cut by the end of Run. A node that
-// drains stays so.
+// and requests, relays and new connections go on. Where none is left, or the limit is near
+// (lastTime), the node takes nothing new any more: what has been taken is answered in what is left of
+// the limit. Drain returns when none is left then, or limit has passed, or ctx ends; what is left is cut
+// by the end of Run. A node that drains stays so.
 func (n *Node) Drain(ctx context.Context, limit time.Duration) {
 	n.mu.Lock()
 	n.draining = true
@@ -146,16 +148,56 @@ func (n *Node) Drain(ctx context.Context, limit time.Duration) {
 	n.engine.Drain(ctx)
 	look := time.NewTicker(drainLook)
 	defer look.Stop()
-	left := n.engine.Serving(ctx)
-	for left > 0 && ctx.Err() == nil {
+	last := time.NewTimer(limit - min(limit/4, lastTime))
+	defer last.Stop()
+	left, shut, said := 0, false, false
+	for {
+		if left = n.engine.Serving(ctx); ctx.Err() != nil || left == 0 && shut {
+			break
+		}
+		if left == 0 { // but one may have been accepted since the loops were asked
+			shut = true
+			n.shut(ctx)
+			continue
+		}
 		select {
 		case <-ctx.Done():
 		case <-look.C:
-			left = n.engine.Serving(ctx)
+		case <-last.C:
+			if !shut {
+				shut = true
+				n.shut(ctx)
+			}
+			n.engine.Farewell(ctx)
+			said = true
 		}
 	}
-	bye, end := context.WithTimeout(context.WithoutCancel(ctx), farewellTime)
-	defer end()
-	n.engine.Farewell(bye)
+	if !said {
+		bye, end := context.WithTimeout(context.WithoutCancel(ctx), farewellTime)
+		defer end()
+		n.engine.Farewell(bye)
+	}
 	n.log.Info("drained", "took", time.Since(start).Round(time.Millisecond), "cut", left)
+}
+
+// shut ends accepting for good: capture that leads to this process is taken out, what waits in the
+// sockets is accepted, and they are closed. Where a successor accepts, or may, all of that is its own.
+func (n *Node) shut(ctx context.Context) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gone {
+		return
+	}
+	for _, p := range n.pods {
+		n.uncaptureLocked(p)
+	}
+	for c, p := range n.pods {
+		if err := p.engine.StopListening(ctx, !n.frozen); err != nil {
+			continue // its loop has the descriptors still: they are closed with Run's end
+		}
+		if err := n.cfg.Owner.ReleasePod(c); err != nil {
+			n.log.Warn("listeners", "pod", p.w.Namespace+"/"+p.w.Name, "err", err)
+		}
+	}
+	n.gone = true
 }

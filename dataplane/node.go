@@ -93,7 +93,7 @@ type Node struct {
 	ctx      context.Context // of Run; nil before
 	held     bool            // until Open
 	frozen   bool            // a successor has a copy of the sockets there are: none is opened or closed
-	gone     bool            // it accepts, and this process does not
+	gone     bool            // it accepts, and this process does not; or nobody does: a drain is over but for what has been taken
 	guest    bool            // a predecessor serves, or may: the pods' capture is not this process's to take out
 	draining bool
 	homes    []netns.ID    // network namespaces that are no pod's
@@ -490,11 +490,7 @@ func (n *Node) dropLocked(p *pod) {
 	delete(n.pods, p.w.ContainerID)
 	n.socks.Delete(p.w.ContainerID)
 	n.near.Delete(p.w.ContainerID)
-	if p.captured && !n.gone && !n.frozen && !n.guest { // first: what is dialled from now on is not to meet a closed listener
-		if err := apply.Remove(p.ns); err != nil && p.ns.Check() == nil {
-			n.log.Warn("capture rules stay behind", "pod", p.w.Namespace+"/"+p.w.Name, "err", err)
-		}
-	}
+	n.uncaptureLocked(p) // first: what is dialled from now on is not to meet a closed listener
 	p.cancel()
 	n.engine.RemovePod(p.engine)
 	n.certs.Remove(p.w.ContainerID)
@@ -504,6 +500,17 @@ func (n *Node) dropLocked(p *pod) {
 	p.socks.pool.Close()
 	p.ns.Close()
 	n.log.Info("pod no longer served", "pod", p.w.Namespace+"/"+p.w.Name)
+}
+
+// uncaptureLocked takes out the pod's capture, where it leads to this process alone.
+func (n *Node) uncaptureLocked(p *pod) {
+	if !p.captured || n.gone || n.frozen || n.guest {
+		return
+	}
+	p.captured = false
+	if err := apply.Remove(p.ns); err != nil && p.ns.Check() == nil {
+		n.log.Warn("capture rules stay behind", "pod", p.w.Namespace+"/"+p.w.Name, "err", err)
+	}
 }
 
 // neighbour is outbound.Config.Neighbour.

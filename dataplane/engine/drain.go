@@ -28,9 +28,10 @@ func (c *h1server) serves() bool { return true }
 // (WriteHead, RFC 9112 9.6).
 func (c *h1server) drain() {}
 
-// farewell is drainer: an idle connection ends in order.
+// farewell is drainer: an idle connection ends in order. One on which something has come
+// meanwhile is not idle: its next answer is its last.
 func (c *h1server) farewell() {
-	if c.x == nil && c.r == c.w && len(c.out) == 0 {
+	if c.x == nil && c.r == c.w && len(c.out) == 0 && !c.readable() && c.l.Pending(c.fd)&reactor.Readable == 0 {
 		c.drop(false, exchange.NoError)
 	}
 }
@@ -189,14 +190,37 @@ func (e *Engine) everywhere(ctx context.Context, loops []*Loop, f func(*Loop)) e
 }
 
 // StopListening takes the pod's listening sockets off their loops; the pod's
-// connections stay. What waits to be accepted stays in the sockets, for whoever
-// has them too. It returns when the loops have let go of the descriptors, which
-// are the caller's to close. There is no way back.
-func (p *Pod) StopListening() {
+// connections stay. What waits to be accepted is accepted first if nobody else has the sockets
+// (last), else it stays in them for whoever has. When it returns nil the loops have let go
+// of the descriptors, which are the caller's to close; a loop that does not run is waited for
+// until ctx ends. There is no way back.
+func (p *Pod) StopListening(ctx context.Context, last bool) error {
 	p.mu.Lock()
 	p.deaf = true
 	p.mu.Unlock()
-	_ = p.eng.everywhere(context.Background(), p.eng.Loops(), func(l *Loop) { p.unlisten(l) })
+	return p.eng.everywhere(ctx, p.eng.Loops(), func(l *Loop) {
+		if last {
+			p.acceptRest(l)
+		}
+		p.unlisten(l)
+	})
+}
+
+// acceptRest accepts what waits in the pod's listening sockets on l, which nobody would answer
+// once they are closed.
+func (p *Pod) acceptRest(l *Loop) {
+	p.mu.Lock()
+	var here []*listener
+	for _, ln := range p.listeners {
+		if ln.l == l {
+			here = append(here, ln)
+		}
+	}
+	p.mu.Unlock()
+	for _, ln := range here {
+		for n := 0; n < restRounds && !ln.paused && ln.take(); n++ {
+		}
+	}
 }
 
 // unlisten takes the pod's listeners off l.

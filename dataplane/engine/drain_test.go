@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -301,7 +302,7 @@ func TestStopListening(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(mine) })
-	pod.StopListening()
+	_ = pod.StopListening(t.Context(), false)
 	s.unlisten(addr)
 	waits := dial(t, addr) // the kernel accepts it: the backlog is the socket's
 	s.onLoop(func(*Loop) {})
@@ -347,7 +348,7 @@ func TestStopListeningWhileMoved(t *testing.T) {
 			close(moved)
 		}()
 		runtime.Gosched()
-		pod.StopListening()
+		_ = pod.StopListening(t.Context(), false)
 		fd := s.lns[addr]
 		<-moved
 		_ = s.e.everywhere(t.Context(), s.e.Loops(), func(*Loop) {})
@@ -497,5 +498,42 @@ func TestDrainOfAStuckLoop(t *testing.T) {
 		}
 	case <-time.After(20 * time.Second):
 		t.Error("it waits for the loop")
+	}
+}
+
+// TestLastAccept: what waits in a socket that nobody else has is served before the socket is closed.
+func TestLastAccept(t *testing.T) {
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	v := &svc{pod: pod, request: local}
+	addr := s.front(pod, v, false)
+	const waiting = 600 // more than is accepted at a time
+	in, out := make(chan struct{}), make(chan struct{})
+	if err := s.e.Loops()[0].Post(func() { close(in); <-out }); err != nil {
+		t.Fatal(err)
+	}
+	<-in
+	var clients []net.Conn
+	for range waiting {
+		c := dial(t, addr)
+		fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+		clients = append(clients, c)
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- pod.StopListening(t.Context(), true) }()
+	eventually(t, "no listener is taken any more", func() bool {
+		pod.mu.Lock()
+		defer pod.mu.Unlock()
+		return pod.deaf
+	})
+	close(out)
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+	s.unlisten(addr)
+	for i, c := range clients {
+		if b, err := io.ReadAll(c); err != nil || !bytes.HasPrefix(b, []byte("HTTP/1.1 421")) {
+			t.Fatalf("client %d: %q, %v", i, b, err)
+		}
 	}
 }

@@ -94,25 +94,31 @@ func (p *Pod) moveTo(from, to *Loop) {
 // done in it: else they would keep new ones out for ever.
 const fewAccepts = 8
 
+// restRounds bounds acceptRest: a socket's backlog is emptied by fewer.
+const restRounds = 1024
+
 // Event is reactor.Source.
-func (ln *listener) Event(uint32) {
+func (ln *listener) Event(uint32) { ln.take() }
+
+// take accepts what may be accepted in this iteration, and reports whether more may wait.
+func (ln *listener) take() bool {
 	l, e, sh := ln.l, ln.l.eng, ln.pod.share(ln.l)
 	most := podAccepts
 	if why, may := ln.may(); !may {
 		if !ln.vital || why == ShedFiles {
 			ln.pause(why)
-			return
+			return false
 		}
 		most = vitalAccepts
 		defer ln.pause(why)
 	}
 	for i := range most {
 		if i >= fewAccepts && (sh.spent() || ln.pod.full()) {
-			return // level-triggered: the rest is told of again
+			return true // level-triggered: the rest is told of again
 		}
 		if i > 0 && !ln.room() {
 			ln.pause(ShedFiles)
-			return
+			return false
 		}
 		n, _, errno := syscall.RawSyscall6(unix.SYS_ACCEPT4, uintptr(ln.fd), 0, 0, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
 		switch errno {
@@ -123,21 +129,22 @@ func (ln *listener) Event(uint32) {
 					_ = socket.Abort(fd)
 					e.shed(ShedDescriptor)
 					ln.pause(ShedFiles)
-					return
+					return false
 				}
 			}
 			sh.did()
 			ln.accept(l, int(n))
 		case unix.EAGAIN:
-			return
+			return false
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
 			// Out of descriptors: the backlog waits instead of the loop spinning.
 			e.scarce.Store(true)
 			ln.pause(ShedFiles)
-			return
+			return false
 		default: // the client gave up (ECONNABORTED) and the like
 		}
 	}
+	return true
 }
 
 // room reports whether the next connection's descriptor lies outside of the reserve.
