@@ -440,6 +440,88 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainUnderLoad: clients that send as fast as they can, on kept connections and over HTTP/2,
+// get the answer of every request that the application has done, to the last one that the proxy takes:
+// whether it is told to stop or is replaced, at the source and at the destination.
+func TestDrainUnderLoad(t *testing.T) {
+	for node, side := range []string{"source", "destination"} {
+		for _, how := range []string{"told to stop", "replaced"} {
+			t.Run(side+" "+how, func(t *testing.T) {
+				ctx := within(t, 4*patience)
+				f := newTraffic(t, ctx, "--drain-time", "2s")
+				const rounds, clients = 3, 8
+				for round := range rounds {
+					var answered sync.Map
+					var all sync.WaitGroup
+					over := make(chan struct{})
+					for i := range clients {
+						rt := transport(t, i%4 == 3, f.client, []string{f.vip(8080), proxyPort}[i%2])
+						all.Go(func() {
+							defer rt.CloseIdleConnections()
+							for n := 0; ; n++ {
+								select {
+								case <-over:
+									return
+								default:
+								}
+								id := fmt.Sprintf("%d-%d-%d", round, i, n)
+								call, done := context.WithTimeout(ctx, 3*time.Second) // nobody answers while there is no proxy
+								if f.post(call, rt, id) == nil {
+									answered.Store(id, true)
+								}
+								done()
+							}
+						})
+					}
+					count := func() (n int64) {
+						answered.Range(func(any, any) bool { n++; return true })
+						return n
+					}
+					more := func(n int64) error {
+						return rig.Until(ctx, func(context.Context) error {
+							if c := count(); c < n {
+								return fmt.Errorf("%d answers", c)
+							}
+							return nil
+						})
+					}
+					if err := more(100); err != nil {
+						t.Fatal(err)
+					}
+					p := f.Proxy(node)
+					var err error
+					if how == "replaced" {
+						err = f.ReplaceProxy(ctx, node)
+					} else {
+						err = p.Signal(syscall.SIGTERM)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					recv(t, ctx, p.Done(), "the end of the proxy")
+					close(over)
+					all.Wait()
+					f.got.Range(func(id, times any) bool {
+						if n := times.(*atomic.Int32).Load(); n != 1 {
+							t.Errorf("%s was done %d times", id, n)
+						}
+						if _, ok := answered.Load(id); !ok && strings.HasPrefix(id.(string), fmt.Sprint(round, "-")) {
+							t.Errorf("%s was done, and its client was not told", id)
+						}
+						return true
+					})
+					t.Logf("%d answers", count())
+					if how == "told to stop" {
+						if err := errors.Join(f.StopProxy(node), f.StartProxy(node), f.Sync(ctx)); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
 // TestDrainDeadline: what is left at the deadline is cut, and a second signal does not wait for it.
 func TestDrainDeadline(t *testing.T) {
 	t.Parallel()
