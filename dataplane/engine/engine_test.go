@@ -31,6 +31,9 @@ func (plainSockets) Get(v6 bool) (int, bool) {
 		fam = unix.AF_INET6
 	}
 	fd, err := unix.Socket(fam, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // as tproxy/socket does
+	}
 	return fd, err == nil
 }
 

@@ -370,6 +370,11 @@ func (c *h1client) process() bool {
 	return !c.closed
 }
 
+// partial is h1end.
+func (c *h1client) partial() bool {
+	return c.x != nil && c.gotByte && (c.pool == nil || !c.pool.local())
+}
+
 // takeData is h1end.
 func (c *h1client) takeData(p []byte, end bool) int { return c.x.ResponseData(p, end) }
 

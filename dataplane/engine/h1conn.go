@@ -5,6 +5,7 @@ import (
 	"aether/dataplane/http1"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/reactor"
+	"aether/tproxy/socket"
 )
 
 // h1conn is what both ends of HTTP/1 have in common: buffers that are held
@@ -38,6 +39,9 @@ type h1end interface {
 	process() bool
 	// fill reads once; false: there is nothing new to process.
 	fill() bool
+	// partial reports whether the peer, at the other end of a TCP connection, has begun a message
+	// and not ended it.
+	partial() bool
 	// takeData and takeTrailers give the body to the exchange.
 	takeData(p []byte, end bool) int
 	takeTrailers(f []httpmsg.Field) bool
@@ -49,7 +53,8 @@ func (c *h1conn) pumpAll(e h1end) {
 		return
 	}
 	c.pumping = true
-	defer func() { c.pumping = false; c.tell() }()
+	before := c.rx
+	defer func() { c.pumping = false; c.prompt(e, c.rx-before); c.tell() }()
 	for !c.closed {
 		if (c.r < c.w || c.trailing) && !e.process() {
 			c.hold()
@@ -58,6 +63,16 @@ func (c *h1conn) pumpAll(e h1end) {
 		if c.closed || c.stalled || !e.fill() {
 			return
 		}
+	}
+}
+
+// prompt acknowledges at once what was read, n bytes, if the peer may hold back the rest of its
+// message for want of that: whoever writes a head and then a body, with Nagle's algorithm, waits for the
+// acknowledgement that the kernel puts off by 40 ms (RFC 9293 3.7.4, 3.8.6.3). Of what comes in bulk the
+// kernel acknowledges enough by itself.
+func (c *h1conn) prompt(e h1end, n int64) {
+	if n > 0 && n < readBuf && !c.closed && !c.fin && c.rec == nil && !c.tunnel && e.partial() {
+		socket.QuickAck(c.fd)
 	}
 }
 

@@ -389,6 +389,11 @@ func (c *h1server) begin(f http1.Framing) {
 	c.x.Ask()
 }
 
+// partial is h1end.
+func (c *h1server) partial() bool {
+	return c.state == stBody && !c.stalled || c.state == stHead && c.r < c.w
+}
+
 // takeData is h1end. What follows an answer that went first is read and dropped.
 func (c *h1server) takeData(p []byte, end bool) int {
 	if c.x == nil {

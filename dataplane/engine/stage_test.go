@@ -114,6 +114,9 @@ func (s *stage) listen(pod *Pod, accept Accept) string {
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		s.t.Fatal(err)
 	}
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil { // as tproxy/socket does
+		s.t.Fatal(err)
+	}
 	if err := unix.Listen(fd, 1024); err != nil {
 		s.t.Fatal(err)
 	}

@@ -6,11 +6,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"aether/mtls/record"
+	"aether/tproxy/socket"
 )
 
 // slotLen is the room for one record in a buffer: a whole one as it comes, and
@@ -107,6 +109,7 @@ func (b *buffer) advance(n int) {
 func (b *buffer) send(e *end, n int, total *int64) error {
 	b.left, b.sent, b.err = b.vec[:n], 0, nil
 	err := e.raw.Write(b.emit)
+	e.wrote.Add(1)
 	clear(b.vec[:n]) // what they point to is not kept alive from here
 	b.left = nil
 	*total += b.sent
@@ -170,6 +173,10 @@ type intake struct {
 	buf  *buffer // held from read to release
 	n    int
 	err  error
+
+	at     time.Duration // of the last read, since origin
+	wrote  uint32        // src.wrote then
+	prompt int           // so many further reads are acknowledged at once
 }
 
 func newIntake(src *end, how filler) *intake {
@@ -189,9 +196,36 @@ func newIntake(src *end, how filler) *intake {
 			in.release()
 			return false
 		}
+		if in.n > 0 && in.n < slotLen && in.src.tcp {
+			in.came(fd)
+		}
 		return true
 	}
 	return in
+}
+
+// A peer that writes a message in two pieces, with Nagle's algorithm, keeps the second until the first is
+// acknowledged, which the kernel puts off by 40 to 200 ms where nothing is sent that could carry it.
+const (
+	leastStall  = 35 * time.Millisecond  // between two reads of such a peer
+	mostStall   = 250 * time.Millisecond // likewise
+	promptReads = 1024                   // that are acknowledged at once, after a stall
+)
+
+var origin = time.Now()
+
+// came is called with each small read. Two of them as far apart as a delayed acknowledgement, with
+// nothing sent to the peer between, are taken for such a stall. A peer that stalls again is noticed again.
+func (in *intake) came(fd uintptr) {
+	now, wrote := time.Since(origin), in.src.wrote.Load()
+	if gap := now - in.at; wrote == in.wrote && gap >= leastStall && gap <= mostStall {
+		in.prompt = promptReads
+	}
+	in.at, in.wrote = now, wrote
+	if in.prompt > 0 {
+		in.prompt--
+		socket.QuickAck(int(fd))
+	}
 }
 
 // read waits for bytes and returns them; none and no error: the connection's
@@ -356,6 +390,7 @@ func (s *splicer) move(total *int64) (int, error) {
 	came := s.n
 	s.pipe = p
 	err := s.dst.raw.Write(s.emit)
+	s.dst.wrote.Add(1)
 	s.pipe = nil
 	*total += came - s.n
 	if err == nil {

@@ -23,6 +23,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -140,6 +141,9 @@ type end struct {
 	Conn
 	side Side
 	raw  syscall.RawConn
+	tcp  bool
+
+	wrote atomic.Uint32 // counts what has been sent to it
 
 	owes time.Time // since when the patrol has seen an acknowledgement missing; zero: none is. The patrol's own
 
@@ -185,7 +189,7 @@ func newRun(a, b Conn, o Options) (*run, error) {
 
 func tune(e *end, o Options) error {
 	tcp, ok := e.Conn.(*net.TCPConn)
-	if !ok {
+	if e.tcp = ok; !ok {
 		return nil // the peer is a process of this machine: the kernel tells of its end
 	}
 	idle := cmp.Or(o.KeepAlive, time.Minute)
@@ -507,6 +511,7 @@ func send(e *end, b []byte, total *int64) error {
 		return nil
 	}
 	n, err := e.Write(b)
+	e.wrote.Add(1)
 	*total += int64(n)
 	if err != nil {
 		return &sideError{e.side, fmt.Errorf("relay: write: %w", err)}

@@ -54,6 +54,7 @@ var bounds = []bound{
 	{"dataplane/engine", "idleApp", "time", "an idle HTTP/1 connection to an application is closed"},
 	{"dataplane/engine", "hastyTime", "time", "a connection that an application closes within this time of its answer counts as closed with it: until it leaves one open, requests that may not be done twice get connections that were left open so long, or new ones"},
 	{"dataplane/engine", "lookAfter", "time", "a connection to an application that was idle longer is looked at before it is used"},
+	{"dataplane/engine", "restRounds", "rounds in which waiting connections are accepted before a listening socket is closed", "what waits beyond them is reset with the socket"},
 	{"dataplane/engine", "connectTime", "time", "a connect to the application counts as failed"},
 	{"dataplane/engine", "keepStreams", "free streams a loop", "a stream that has ended is left to the garbage collector"},
 	{"dataplane/engine", "podWork", "reads, accepts and heads, a pod and iteration", "the same"},
@@ -209,6 +210,7 @@ var bounds = []bound{
 	{"cmd/aether-proxy", "healthIdle", "time", "a connection to it without a request is closed"},
 	{"cmd/aether-proxy", "healthHeaders", "bytes of a request's head at it", "431"},
 
+	{"dataplane/relay", "promptReads", "reads of a peer that seemed to wait for an acknowledgement (two reads `leastStall` to `mostStall` apart, nothing sent between)", "they are acknowledged at once; then the kernel's delayed acknowledgement holds again, until the peer stalls once more"},
 	{"dataplane/relay", "spareProcs", "processors of the scheduler (GOMAXPROCS)", "so many are left to loops and everybody else: directions beyond the rest wait for a turn, which lasts from a read to its last write"},
 	{"dataplane/relay", "most64k", "buffers of 64 KiB in use at once", "a direction that would have one more gets 16 KiB, which every direction with bytes to move has"},
 	{"dataplane/relay", "most256k", "buffers of 256 KiB in use at once", "a direction that would have one more gets 64 KiB"},
@@ -261,6 +263,7 @@ var bounds = []bound{
 	{"dataplane/admin/guard", "maxSeconds", "seconds that a profile or a trace may be taken over, one at a time", "400; 503 while another is taken"},
 
 	{"dataplane", "askTime", "time", "a loop that has not answered what it carries is missing in the answer, which says so"},
+	{"dataplane", "lastTime", "time, or a quarter of `--drain-time` if that is less, before the end of a drain", "the node takes nothing new any more: listeners are closed, idle connections end, and what has been taken is answered"},
 	{"dataplane", "farewellTime", "time", "a loop that does not run is not waited for any longer at the end of a drain"},
 	{"dataplane", "identityTime", "time", "a process that takes over waits so long for its pods' certificates, and then serves without those that are late"},
 	{"dataplane", "cgroupShare", "% of the control group's limit of memory", "taken for the limit where neither `--memory-limit` nor GOMEMLIMIT says one"},

@@ -355,6 +355,13 @@ func Abort(fd int) error {
 	return errors.Join(SetLinger0(fd), os.NewSyscallError("close", Close(fd)))
 }
 
+// QuickAck has the kernel acknowledge at once what fd, a TCP connection, has received, where it would
+// wait for an answer to go with. It never waits, and holds for this moment only.
+func QuickAck(fd int) {
+	one := int32(1)
+	_, _, _ = unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, uintptr(unsafe.Pointer(&one)), unsafe.Sizeof(one), 0)
+}
+
 // Close closes fd from an event loop's thread. The scheduler is not told of it: a
 // socket that does not linger is closed at once, but what its end sets off
 // in the kernel (its peer's part, where that is on the same machine) takes so long that the
