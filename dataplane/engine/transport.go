@@ -30,6 +30,7 @@ type transport struct {
 	more   bool        // rec may hold plaintext that was not read yet
 	ready  bool        // an edge said readable and no read has drained it since
 	fin    bool        // an edge told of an end: it lies behind the bytes, and no further edge will tell of it
+	urgent bool        // an edge told of urgent data, before which a read stops short: bytes lie behind it
 	eof    bool
 	end    bool // the peer's own end was read: FIN, or close_notify
 	cut    bool // a read or a write failed otherwise than behind such an end
@@ -66,7 +67,7 @@ func (t *transport) open(l *Loop, pod *Pod, fd int, rec record.Conn, src reactor
 func (t *transport) adopt(l *Loop, pod *Pod, fd int, src reactor.Source, readable bool) {
 	t.take(l, pod, fd)
 	l.Replace(fd, src)
-	t.ready, t.fin = readable, readable
+	t.ready, t.fin, t.urgent = readable, readable, readable
 }
 
 func (t *transport) take(l *Loop, pod *Pod, fd int) {
@@ -94,6 +95,9 @@ func (t *transport) edge(ev uint32) {
 	t.ready = true
 	if ev&(reactor.PeerEnd|reactor.Hangup|reactor.Error) != 0 {
 		t.fin = true
+	}
+	if ev&reactor.Urgent != 0 {
+		t.urgent = true
 	}
 }
 
@@ -133,7 +137,7 @@ func (t *transport) read(p []byte) (int, error) {
 			n, e := sysRead(t.fd, p)
 			switch {
 			case e == unix.EAGAIN:
-				t.ready, t.fin = false, false
+				t.ready, t.fin, t.urgent = false, false, false
 				return 0, errAgain
 			case e == unix.EINTR:
 				continue
@@ -147,7 +151,7 @@ func (t *transport) read(p []byte) (int, error) {
 				t.sh.did()
 				return 0, io.EOF
 			}
-			t.ready = n == len(p) || t.fin // a short read drained the socket (edge-triggered), but of its end
+			t.ready = n == len(p) || t.fin || t.urgent // a short read drained the socket (edge-triggered), but of its end
 			t.took(n)
 			return n, nil
 		}
@@ -176,7 +180,7 @@ func (t *transport) read(p []byte) (int, error) {
 		n, e := sysRead(t.fd, buf)
 		switch {
 		case e == unix.EAGAIN:
-			t.ready, t.fin = false, false
+			t.ready, t.fin, t.urgent = false, false, false
 			return 0, errAgain
 		case e == unix.EINTR:
 			continue
@@ -190,7 +194,7 @@ func (t *transport) read(p []byte) (int, error) {
 			t.sh.did()
 			return 0, io.ErrUnexpectedEOF // no close_notify: a cut, never an orderly end
 		}
-		t.ready = n == len(buf) || t.fin
+		t.ready = n == len(buf) || t.fin || t.urgent
 		t.took(n)
 		t.rec.Feed(buf[:n]) // borrowed: read on until ErrMore, or hold
 		t.more = true

@@ -98,7 +98,7 @@ func (s *sniffer) Event(ev uint32) {
 		return
 	}
 	s.ready = true
-	s.fin = s.fin || ev&(reactor.PeerEnd|reactor.Hangup|reactor.Error) != 0
+	s.fin = s.fin || ev&(reactor.PeerEnd|reactor.Hangup|reactor.Error|reactor.Urgent) != 0
 	if !s.c.pod.Engine.PutOff(s.c.st.l, (*sniffLater)(s)) {
 		s.read()
 	}

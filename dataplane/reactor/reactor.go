@@ -31,11 +31,12 @@ const (
 	Readable = unix.EPOLLIN
 	Writable = unix.EPOLLOUT
 	PeerEnd  = unix.EPOLLRDHUP
+	Urgent   = unix.EPOLLPRI
 	Hangup   = unix.EPOLLHUP
 	Error    = unix.EPOLLERR
 
 	// Stream is the mask of an ordinary connected socket, registered once for its life.
-	Stream = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
+	Stream = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLPRI | unix.EPOLLET
 	// Accept is the mask of a listening socket: level-triggered, so that a
 	// budgeted accept comes back.
 	Accept = unix.EPOLLIN

@@ -276,7 +276,10 @@ const spliceWorth = 4096
 // packet, so it must be large to take many.
 const pipeLen = 1 << 20
 
-var errNoPipe = errors.New("relay: no pipe")
+var (
+	errNoPipe = errors.New("relay: no pipe")
+	errUrgent = errors.New("relay: a splice does not go past urgent data")
+)
 
 const keepPipes = 64
 
@@ -339,6 +342,10 @@ func newSplicer(src, dst *end) *splicer {
 				break
 			}
 		}
+		if s.err == syscall.EAGAIN && atMark(fd) {
+			s.n, s.err = 0, errUrgent
+			return true
+		}
 		if s.err == syscall.EAGAIN { // the pipe is empty, so it is the socket that has nothing
 			s.pipe.put()
 			s.pipe = nil
@@ -369,7 +376,7 @@ func newSplicer(src, dst *end) *splicer {
 }
 
 // move waits for bytes of src and moves what is there to dst, adding to total. It
-// returns how many came; 0 and no error: src's end. errNoPipe: nothing was moved.
+// returns how many came; 0 and no error: src's end. errNoPipe, errUrgent: nothing was moved.
 func (s *splicer) move(total *int64) (int, error) {
 	defer s.turn.give()
 	if err := s.src.raw.Read(s.fill); err != nil {
@@ -382,6 +389,9 @@ func (s *splicer) move(total *int64) (int, error) {
 	s.pipe = nil
 	if s.err != nil || s.n <= 0 {
 		p.put()
+		if s.err == errUrgent {
+			return 0, s.err
+		}
 		if s.err != nil {
 			return 0, &sideError{s.src.side, fmt.Errorf("relay: read: %w", s.err)}
 		}

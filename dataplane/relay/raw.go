@@ -33,6 +33,13 @@ func splice(from, to uintptr, n int) (int64, error) {
 	return int64(k), err
 }
 
+// atMark reports whether the next byte of a TCP connection is urgent data.
+func atMark(fd uintptr) bool {
+	var at int32
+	_, _, e := syscall.RawSyscall(unix.SYS_IOCTL, fd, unix.SIOCATMARK, uintptr(unsafe.Pointer(&at)))
+	return e == 0 && at != 0
+}
+
 func result(n uintptr, e syscall.Errno) (int, error) {
 	if e != 0 {
 		return 0, e

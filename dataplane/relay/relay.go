@@ -484,6 +484,9 @@ func (r *run) copy(src, dst *end, first []byte, total *int64) error {
 				pipe, err = nil, nil // this machine is short of descriptors: go on without
 				continue
 			}
+			if err == errUrgent {
+				continue // a read does
+			}
 		} else {
 			var b []byte
 			if b, err = in.read(); err == nil {

@@ -70,6 +70,14 @@ func tcpPair(t testing.TB) (a, b *net.TCPConn) {
 		t.Fatal(err)
 	}
 	s := <-ch
+	for _, c := range []net.Conn{c, s} { // as tproxy/socket does
+		if raw, err := c.(*net.TCPConn).SyscallConn(); err == nil {
+			err = raw.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_OOBINLINE, 1) })
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	t.Cleanup(func() { c.Close(); s.Close() })
 	return c.(*net.TCPConn), s.(*net.TCPConn)
 }

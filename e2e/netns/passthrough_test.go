@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"aether/e2e/mesh"
 	"aether/e2e/rig"
 )
@@ -276,6 +278,43 @@ func TestHalfClose(t *testing.T) {
 			f.client.Close()
 			expectEnd(t, f.server)
 		})
+	}
+}
+
+// TestUrgentByte: a byte of urgent data is part of the stream for whoever reads it in line (RFC 6093
+// 6), as without a proxy, in both directions.
+func TestUrgentByte(t *testing.T) {
+	t.Parallel()
+	for _, by := range relayed {
+		t.Run(by.name, func(t *testing.T) {
+			t.Parallel()
+			ctx := within(t, patience)
+			f := by.make(t, ctx)
+			for _, way := range [][2]*net.TCPConn{{f.client, f.server}, {f.server, f.client}} {
+				on(t, way[1], func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) })
+				say(t, way[0], "abc")
+				on(t, way[0], func(fd int) error {
+					_, err := unix.SendmsgN(fd, []byte("!"), nil, nil, unix.MSG_OOB)
+					return err
+				})
+				say(t, way[0], "def")
+				way[0].CloseWrite()
+				expectUntilEnd(t, way[1], "abc!def")
+			}
+		})
+	}
+}
+
+// on runs f on a connection's descriptor.
+func on(t *testing.T, c *net.TCPConn, f func(fd int) error) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	var ferr error
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { ferr = f(int(fd)) })
+	}
+	if err := errors.Join(err, ferr); err != nil {
+		t.Fatal(err)
 	}
 }
 

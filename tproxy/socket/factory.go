@@ -181,7 +181,7 @@ func familyOf(isV6 bool) family {
 }
 
 // Pool is a stock of unconnected sockets of one namespace: non-blocking,
-// close-on-exec, TCP_NODELAY, keepalive, and marked rules.MarkBypass, so that
+// close-on-exec, TCP_NODELAY, SO_OOBINLINE, keepalive, and marked rules.MarkBypass, so that
 // they are never captured. Safe for concurrent use.
 type Pool struct {
 	f      *Factory
@@ -365,6 +365,7 @@ func (c FactoryConfig) dialer(fam family) (int, error) {
 	err = setAll(fd, []opt{
 		{unix.SOL_SOCKET, unix.SO_MARK, rules.MarkBypass, "SO_MARK"},
 		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1, "TCP_NODELAY"},
+		{unix.SOL_SOCKET, unix.SO_OOBINLINE, 1, "SO_OOBINLINE"},
 	})
 	if err == nil {
 		err = c.KeepAlive.set(fd)

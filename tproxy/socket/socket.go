@@ -113,7 +113,7 @@ type Spec struct {
 	// Where the namespace has no IPv6 the socket is on 0.0.0.0 instead.
 	DualStack bool
 	Backlog   int       // connections waiting to be accepted. 0: 4096; the kernel caps it at somaxconn
-	KeepAlive KeepAlive // of the accepted connections, which inherit it, and TCP_NODELAY too
+	KeepAlive KeepAlive // of the accepted connections, which inherit it, and TCP_NODELAY and SO_OOBINLINE too
 }
 
 // Listen makes the socket in ns; the caller owns the descriptor. The error of a
@@ -145,7 +145,8 @@ func listen(s Spec) (int, error) {
 	// REUSEADDR, so that connections still closing do not keep the port from us.
 	// Never REUSEPORT: two listeners would split the connections between them.
 	opts := []opt{{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR"},
-		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1, "TCP_NODELAY"}}
+		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1, "TCP_NODELAY"},
+		{unix.SOL_SOCKET, unix.SO_OOBINLINE, 1, "SO_OOBINLINE"}} // else a byte of urgent data is no part of what is read (RFC 6093 6)
 	if s.Transparent {
 		opts = append(opts, opt{unix.SOL_IP, unix.IP_TRANSPARENT, 1, "IP_TRANSPARENT"})
 	} else {

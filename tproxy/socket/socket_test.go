@@ -164,6 +164,7 @@ func TestListenOptions(t *testing.T) {
 	dial(t, ns, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), localPort(t, ln).Port()))
 	expectOptions(t, "accepted", accept(t, ln), map[string][3]int{
 		"TCP_NODELAY":      {unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+		"SO_OOBINLINE":     {unix.SOL_SOCKET, unix.SO_OOBINLINE, 1},
 		"SO_KEEPALIVE":     {unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
 		"TCP_KEEPIDLE":     {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 30},
 		"TCP_KEEPINTVL":    {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 10},
@@ -359,6 +360,7 @@ func TestConnect(t *testing.T) {
 			expectOptions(t, "connected", int(fd), map[string][3]int{
 				"SO_MARK":          {unix.SOL_SOCKET, unix.SO_MARK, rules.MarkBypass},
 				"TCP_NODELAY":      {unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+				"SO_OOBINLINE":     {unix.SOL_SOCKET, unix.SO_OOBINLINE, 1},
 				"TCP_KEEPIDLE":     {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 7},
 				"TCP_KEEPINTVL":    {unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 3},
 				"TCP_KEEPCNT":      {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 2},
@@ -622,6 +624,7 @@ func TestPoolSockets(t *testing.T) {
 			"SO_TYPE":          {unix.SOL_SOCKET, unix.SO_TYPE, unix.SOCK_STREAM},
 			"SO_MARK":          {unix.SOL_SOCKET, unix.SO_MARK, 0xae7e},
 			"TCP_NODELAY":      {unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+			"SO_OOBINLINE":     {unix.SOL_SOCKET, unix.SO_OOBINLINE, 1},
 			"SO_KEEPALIVE":     {unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
 			"TCP_KEEPIDLE":     {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 30},
 			"TCP_USER_TIMEOUT": {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 0},
