@@ -36,9 +36,9 @@ func (c *h1server) farewell() {
 	}
 }
 
-// lastAnswer: the process is leaving, and no pipelined request waits that could be
-// answered on this connection.
-func (c *h1server) lastAnswer() bool { return c.l.draining && c.r == c.w }
+// lastAnswer: the process is leaving, or the client has ended its side, and no pipelined request
+// waits that could be answered on this connection.
+func (c *h1server) lastAnswer() bool { return (c.l.draining || c.half) && c.r == c.w }
 
 // serves is drainer.
 func (c *h2conn) serves() bool { return !c.client }

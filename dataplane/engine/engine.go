@@ -71,6 +71,7 @@ const (
 	pingAfter   = int64(5 * time.Second)        // silence of a peer that owes an answer before it is asked whether it lives
 	pingWait    = int64(5 * time.Second)        // for its answer
 	idleApp     = int64(5 * time.Minute)        // idle connection to the application
+	halfTime    = int64(100 * time.Millisecond) // an HTTP/1 client's end that comes this soon behind its request is part of it
 	hastyTime   = int64(100 * time.Millisecond) // an end this soon behind an answer was on its way with it
 	lookAfter   = int64(10 * time.Millisecond)  // a connection to the application that was idle so long is looked at before it is used
 	connectTime = int64(5 * time.Second)        // delivery connect (contract 6.5)

@@ -520,30 +520,73 @@ func TestSplittingOverHTTP2(t *testing.T) {
 	}
 }
 
-// TestHalfClosedClient (docs/decisions/001): a client that ends its side ends its
-// request, answered or not, and those it pipelined behind.
+// TestHalfClosedClient (docs/decisions/040): a client that ends its side with its request, as
+// printf | nc does, gets the answer, and those of what it pipelined, and then the connection ends.
+// One that ends its side later has given up: its request is cancelled, and what it pipelined is not begun.
 func TestHalfClosedClient(t *testing.T) {
-	s := newStage(t, Config{})
-	pod := s.e.AddPod("p")
-	app := &pathApp{}
-	left := make(chan struct{}, 1)
-	app.answer = func(c *net.TCPConn, _ string) bool {
-		io.Copy(io.Discard, c) // answers nothing until its own client has gone
-		left <- struct{}{}
-		return false
-	}
-	v := &svc{pod: pod, to: s.app(app.serve)}
-	c := dial(t, s.front(pod, v, false))
-	io.WriteString(c, "GET /1 HTTP/1.1\r\n"+okHost+"\r\nGET /2 HTTP/1.1\r\n"+okHost+"\r\n")
-	eventually(t, "asked", func() bool { return app.requests.Load() == 1 })
-	_ = c.CloseWrite()
-	<-left
-	if got := rest(t, c); got != "" {
-		t.Errorf("%q, want nothing", got)
-	}
-	eventually(t, "over", func() bool { return v.done.Load() == 1 && pod.Conns() == 0 })
-	if n := app.requests.Load(); n != 1 {
-		t.Errorf("the application was asked %d times", n)
+	const get1, get2 = "GET /1 HTTP/1.1\r\n" + okHost + "\r\n", "GET /2 HTTP/1.1\r\n" + okHost + "\r\n"
+	post := "POST /1 HTTP/1.1\r\n" + okHost + "Content-Length: 70000\r\n\r\n" + strings.Repeat("x", 70000)
+	for _, tt := range []struct {
+		name, sent string
+		later      time.Duration
+		answers    int
+	}{
+		{"with a request", get1, 0, 1},
+		{"with a request of HTTP/1.0", "GET /1 HTTP/1.0\r\n" + okHost + "\r\n", 0, 1},
+		{"with two", get1 + get2, 0, 2},
+		{"with a request and half of one", get1 + "GET /2 HT", 0, 1},
+		{"with a body", post, 0, 1},
+		{"in a body", post[:len(post)-1], 0, 0},
+		{"in a head", get1[:20], 0, 0},
+		{"later", get1 + get2, time.Second, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			clock := newClock()
+			s := newStage(t, Config{Now: clock.Now})
+			pod := s.e.AddPod("p")
+			begun, answer, left := make(chan struct{}, 2), make(chan struct{}), make(chan struct{}, 1)
+			v := &svc{pod: pod, to: s.app(func(c *net.TCPConn) {
+				br := bufio.NewReader(c)
+				for {
+					if _, err := posted(br); err != nil {
+						return
+					}
+					begun <- struct{}{}
+					if tt.later > 0 {
+						io.Copy(io.Discard, c)
+						left <- struct{}{}
+						return
+					}
+					<-answer
+					io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+				}
+			})}
+			c := dial(t, s.front(pod, v, false))
+			io.WriteString(c, tt.sent)
+			if tt.later > 0 {
+				<-begun
+				clock.move(t, s.e, tt.later)
+			}
+			c.CloseWrite()
+			if tt.later > 0 {
+				<-left
+			} else if tt.answers > 0 { // it has seen the end by then
+				<-begun
+				ask(t, s, func(*Loop) bool { return true })
+			}
+			close(answer)
+			got := rest(t, c)
+			if n := strings.Count(got, "HTTP/1.1 200 "); n != tt.answers {
+				t.Errorf("%q, want %d answers", got, tt.answers)
+			}
+			if n := strings.Count(got, "connection: close"); tt.answers > 0 && !strings.HasSuffix(tt.sent, "HT") && n != 1 {
+				t.Errorf("%q: %d answers are the last", got, n)
+			}
+			eventually(t, "over", func() bool { return v.done.Load() == v.begun.Load() })
+			if tt.later > 0 && v.begun.Load() != 1 {
+				t.Errorf("%d requests were begun", v.begun.Load())
+			}
+		})
 	}
 }
 

@@ -78,6 +78,9 @@ type h1server struct {
 	cut      reactor.Timer // its identity ends
 	closing  bool          // close once out is empty
 	ended    bool          // the client's end was seen: it lies behind the bytes that are not read yet
+	half     bool          // it was read, and belongs to the request: the client waits for the answer
+	heard    int64         // when bytes of the client's last came
+	endAt    int64         // when its end was first seen; 0: it was not
 	reset    bool          // by the client
 	headAt   int64         // when the first byte of the head under way arrived; 0: none
 	lingered int
@@ -114,6 +117,7 @@ func (l *Loop) AdoptHTTP1(fd int, info *ConnInfo, first []byte, readable bool) {
 
 func (c *h1server) start(first []byte) {
 	c.l.Arm(&c.timer, c, c.l.limit(idleDown))
+	c.heard = c.l.Now()
 	if len(first) > 0 {
 		c.in = c.l.getIn()
 		if len(first) > len(c.in) {
@@ -163,13 +167,17 @@ func (c *h1server) Event(ev uint32) {
 		return
 	}
 	c.edge(ev)
-	c.ended = c.ended || ev&reactor.PeerEnd != 0
+	if ev&reactor.PeerEnd != 0 {
+		c.seeEnd()
+	} else if ev&reactor.Readable != 0 {
+		c.heard = c.l.Now()
+	}
 	cut := uint32(reactor.Hangup | reactor.Error)
 	if c.tunnel { // whose sides end one by one, the last bytes unread
 		cut = reactor.Error
 	}
-	if ev&cut != 0 && c.state != stLinger || c.stalled && c.ended && !c.tunnel {
-		c.reset = true // or as good as: docs/decisions/001
+	if ev&cut != 0 && c.state != stLinger || c.left() {
+		c.reset = true // or as good as: docs/decisions/040
 		if c.sh.spent() && !c.later {
 			c.yield(c)
 			return
@@ -180,6 +188,21 @@ func (c *h1server) Event(ev uint32) {
 	}
 	c.pump()
 }
+
+// seeEnd notes the client's end.
+func (c *h1server) seeEnd() {
+	if c.ended = true; c.endAt == 0 {
+		c.endAt = c.l.Now()
+	}
+}
+
+// waits reports whether a client that has ended its side waits for the answer, as one does whose end comes
+// with its request; one whose end comes later gave up (docs/decisions/040).
+func (c *h1server) waits() bool { return c.rec == nil && c.endAt-c.heard <= halfTime }
+
+// left reports whether the client has gone while its body was refused: nobody waits for what
+// the rest of it would bring about.
+func (c *h1server) left() bool { return c.stalled && c.ended && !c.tunnel && !c.waits() }
 
 // Fail is reactor.Source, Flusher and Task.
 func (c *h1server) Fail(cause error) {
@@ -203,7 +226,11 @@ func (c *h1server) fill() bool {
 	if c.state == stLinger {
 		return c.linger()
 	}
-	if c.inEnd {
+	if c.half && c.state == stHead { // what is there is no whole request
+		c.drop(false, exchange.NoError)
+		return false
+	}
+	if c.inEnd || c.half {
 		return false
 	}
 	if c.sh.tight && c.state == stHead {
@@ -222,16 +249,23 @@ func (c *h1server) fill() bool {
 		c.clientEnded()
 		return false
 	}
+	if errors.Is(err, io.EOF) && c.state == stWait && c.x != nil {
+		if c.seeEnd(); c.waits() {
+			c.half, c.ready, c.fin = true, false, false
+			return false
+		}
+	}
 	if err != nil {
-		// Orderly or not, the client is gone: nobody waits for the response (docs/decisions/001).
+		// Orderly or not, the client is gone: nobody waits for the response (docs/decisions/040).
 		c.drop(!errors.Is(err, io.EOF) && c.x != nil, exchange.Cancel)
 		return false
 	}
 	if n == 0 {
 		return false
 	}
+	c.heard = c.l.Now()
 	if c.state == stHead && c.w == c.r {
-		c.headAt = c.l.Now()
+		c.headAt = c.heard
 	}
 	c.w += n
 	return true
@@ -341,7 +375,7 @@ func (c *h1server) process() bool {
 			}
 			switch c.pumpBody(c) {
 			case bodyWait:
-				if c.stalled && c.ended && !c.tunnel { // nobody waits for what the rest of the body would bring about
+				if c.left() {
 					c.drop(true, exchange.Cancel)
 				}
 				return false
@@ -469,7 +503,7 @@ func (c *h1server) answer(err error) (status int) {
 
 // next makes ready for another request once both messages are complete.
 func (c *h1server) next() {
-	if c.last {
+	if c.last || c.half && c.r == c.w {
 		c.closing = true
 		c.mark()
 		return

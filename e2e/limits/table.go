@@ -52,6 +52,7 @@ var bounds = []bound{
 	{"dataplane/engine", "pingAfter", "time", "a hop session that owes an answer and is silent this long is asked by PING whether it lives"},
 	{"dataplane/engine", "pingWait", "time", "and is closed when nothing follows for so long; the next request gets another session"},
 	{"dataplane/engine", "idleApp", "time", "an idle HTTP/1 connection to an application is closed"},
+	{"dataplane/engine", "halfTime", "time", "an HTTP/1 client that ends its side later than this behind its request has given it up: the request is cancelled"},
 	{"dataplane/engine", "hastyTime", "time", "a connection that an application closes within this time of its answer counts as closed with it: until it leaves one open, requests that may not be done twice get connections that were left open so long, or new ones"},
 	{"dataplane/engine", "lookAfter", "time", "a connection to an application that was idle longer is looked at before it is used"},
 	{"dataplane/engine", "restRounds", "rounds in which waiting connections are accepted before a listening socket is closed", "what waits beyond them is reset with the socket"},
