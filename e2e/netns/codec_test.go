@@ -69,6 +69,21 @@ func (c *h1conn) ended() {
 	}
 }
 
+// TestEndsWithItsRequest: a captured client that ends its side with its request, as printf | nc does, is
+// answered (decision 040).
+func TestEndsWithItsRequest(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, patience)
+	path := w.app.at(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "served") })
+	c := dial(t, ctx, w.Pod("web"), vip(appVIP, portH1))
+	say(t, c, "GET "+path+" HTTP/1.1\r\nHost: app\r\n\r\n")
+	c.CloseWrite()
+	b, err := io.ReadAll(c)
+	if err != nil || !strings.HasPrefix(string(b), "HTTP/1.1 200 ") || !strings.HasSuffix(string(b), "served") {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
 func TestHTTP10(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, patience)
