@@ -115,10 +115,15 @@ func (e *Engine) Drain(ctx context.Context) {
 }
 
 // Farewell ends clients' idle connections in order and names to HTTP/2 clients the
-// last request that was taken: whoever calls it ends Run next, which cuts the
-// rest. A loop that does not run is waited for until ctx ends. Safe for concurrent use.
+// last request that was taken; those whose handshake ends later are told that none is. Whoever calls it
+// ends Run soon, which cuts the rest. A loop that does not run is waited for until ctx ends. Safe for concurrent use.
 func (e *Engine) Farewell(ctx context.Context) {
-	_ = e.everywhere(ctx, e.Loops(), func(l *Loop) {
+	e.mu.Lock()
+	e.shut = true
+	loops := append([]*Loop(nil), e.loops...)
+	e.mu.Unlock()
+	_ = e.everywhere(ctx, loops, func(l *Loop) {
+		l.shut = true
 		l.Each(func(s reactor.Source) {
 			if d, ok := s.(drainer); ok {
 				d.farewell()

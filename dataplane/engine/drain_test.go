@@ -537,3 +537,33 @@ func TestLastAccept(t *testing.T) {
 		}
 	}
 }
+
+// TestLateHandshake: an HTTP/2 connection that is there only once the last streams were named has
+// no request taken: it would be cut.
+func TestLateHandshake(t *testing.T) {
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	v := &svc{pod: pod, request: local}
+	addr := s.front(pod, v, true)
+	s.e.Drain(t.Context())
+	s.e.Farewell(t.Context())
+	p := newPeer2(t, dial(t, addr), true)
+	p.head(1, true, ":method", "POST", ":scheme", "http", ":authority", "a", ":path", "/")
+	if err := p.flush(); err != nil {
+		t.Fatal(err)
+	}
+	var last *oracle.GoAwayFrame
+	for {
+		f, err := p.ReadFrame()
+		if err != nil {
+			break
+		}
+		if f, ok := f.(*oracle.GoAwayFrame); ok {
+			c := *f
+			last = &c
+		}
+	}
+	if last == nil || last.LastStreamID != 0 || v.begun.Load() != 0 {
+		t.Errorf("GOAWAY %v, %d requests were taken", last, v.begun.Load())
+	}
+}

@@ -103,6 +103,7 @@ type Engine struct {
 	stop  context.CancelFunc
 
 	draining bool         // guarded by mu: loops that are made later are told
+	shut     bool         // guarded by mu, likewise
 	going    atomic.Int64 // goroutines of Loop.Go
 	pressure
 	budget files
@@ -150,7 +151,7 @@ func (e *Engine) addLoop() (*Loop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine: loop %d: %w", id, err)
 	}
-	l := &Loop{Loop: rl, eng: e, scale: 100, level: e.over.level, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}, nears: map[*Near]struct{}{}, draining: e.draining}
+	l := &Loop{Loop: rl, eng: e, scale: 100, level: e.over.level, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}, nears: map[*Near]struct{}{}, draining: e.draining, shut: e.shut}
 	e.loops = append(e.loops, l)
 	if e.over.scale > 0 {
 		l.scale = int64(e.over.scale)
@@ -277,6 +278,7 @@ type Loop struct {
 	pairs []*pair // free
 
 	draining bool // the process is leaving: clients' connections are to end
+	shut     bool // and HTTP/2 requests of new ones are not taken any more
 
 	reqHead, resHead httpmsg.Head // the head just parsed; whoever keeps it copies it
 

@@ -113,7 +113,9 @@ func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
 
 func (c *h2conn) start(first []byte) {
 	c.arm()
-	if c.l.draining { // it serves for a moment: peers that come back at once are not to do nothing but shake hands
+	if c.l.shut {
+		c.farewell()
+	} else if c.l.draining { // it serves for a moment: peers that come back at once are not to do nothing but shake hands
 		c.l.Arm(&c.life, (*parting)(c), warnAfter)
 	}
 	if len(first) > 0 {

@@ -342,7 +342,7 @@ func newSplicer(src, dst *end) *splicer {
 				break
 			}
 		}
-		if s.err == syscall.EAGAIN && atMark(fd) {
+		if (s.err == syscall.EAGAIN || s.err == nil && s.n == 0) && atMark(fd) { // behind a FIN it answers 0 there
 			s.n, s.err = 0, errUrgent
 			return true
 		}
