@@ -480,6 +480,7 @@ spec:
   rules:
   - matches: [{path: {value: /routed}}]
     filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: x-route, value: v2}]}}]
+    backendRefs: [{name: echo-v2, port: 8080}]
 `); err != nil {
 		t.Fatal(err)
 	}
