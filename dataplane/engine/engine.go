@@ -317,6 +317,9 @@ func (r *reaper) Run() {
 		l.reapH2[i] = nil
 		c.reaping = false
 		c.h2.Reap()
+		if c.closed {
+			c.h2.Idle() // a stream of it may wait for long
+		}
 		if !c.closed && !c.wblk && len(c.h2.Out()) > 0 {
 			c.mark() // window that nobody had given back
 		}

@@ -208,7 +208,11 @@ func (c *h1conn) high() int {
 }
 
 // tell accounts the buffers as they are now.
-func (c *h1conn) tell() { c.account(len(c.in) + cap(c.out) + cap(c.sealed)) }
+func (c *h1conn) tell() {
+	if !c.closed { // else shut has
+		c.account(len(c.in) + cap(c.out) + cap(c.sealed))
+	}
+}
 
 // roomAgain reports, once, that what was refused for out can be offered again.
 func (c *h1conn) roomAgain() bool {

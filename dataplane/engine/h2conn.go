@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -56,7 +57,9 @@ type h2conn struct {
 	warned     int64         // server: time of the first of its two GOAWAYs
 	drains     int           // streams that are drained
 	behind     bool          // left has whole frames: the pod's share of an iteration did not suffice for them
-	kept       int           // bytes that the streams hold
+	unsent     bool          // a write failed: nothing is sent any more, and what the peer sent before is read to its end
+	kept       int           // bytes that the streams hold, those of waits too
+	waits      []*h2stream   // those that are over on the wire, of which something waits
 }
 
 // h2stream is one stream's adapter between http2 and exchange.
@@ -78,7 +81,10 @@ type h2stream struct {
 	remote   bool // the peer's side has ended
 	local    bool // ours has
 	dead     bool
-	drained  bool // nobody wants the rest of the answer: x is nil
+	drained  bool          // nobody wants the rest of the answer: x is nil
+	lost     bool          // client: reset behind the end of an answer that is not taken whole yet, and
+	code     exchange.Code // why
+	at       int           // in c.waits, from 1; 0: it is not there
 }
 
 func (l *Loop) getStream() *h2stream {
@@ -255,7 +261,7 @@ func (c *h2conn) Event(ev uint32) {
 		c.arm()
 		c.mark()
 	}
-	if ev&reactor.Writable != 0 && c.wblk {
+	if ev&reactor.Writable != 0 && c.wblk && !c.unsent {
 		c.wblk = false
 		c.mark()
 	}
@@ -565,6 +571,7 @@ func (c *h2conn) end(code exchange.Code) {
 		c.l.putOut(c.left)
 		c.left = nil
 	}
+	c.tell() // what outlives it
 	c.wantReap()
 	if c.info != nil && c.info.OnClose != nil {
 		c.info.OnClose(c.info)
@@ -588,11 +595,26 @@ func (c *h2conn) flushOut(all bool) bool {
 			c.h2.Sent(n)
 		}
 		if err != nil {
-			c.end(exchange.Closed)
+			c.cutOff(err)
 			return false
 		}
 	}
 	return false
+}
+
+// cutOff: a write failed. A peer may answer whole and go without reading the rest of what
+// it is sent: of our own requests, what it sent before is read to its end first.
+func (c *h2conn) cutOff(err error) {
+	if _, socket := err.(syscall.Errno); !c.client || !socket || c.unsent {
+		c.end(exchange.Closed)
+		return
+	}
+	c.unsent, c.wblk, c.goaway = true, true, true
+	c.ready, c.fin = true, true
+	if c.in != nil {
+		c.in.retire(c)
+	}
+	c.pump()
 }
 
 // Flush is reactor.Flusher.
@@ -662,7 +684,11 @@ func (c *h2conn) request(x *exchange.Exchange) {
 
 // tell accounts the buffers as they are now.
 func (c *h2conn) tell() {
-	c.account(cap(c.left) + cap(c.sealed) + len(c.h2.Out()) + c.kept)
+	n := c.kept
+	if !c.closed {
+		n += cap(c.left) + cap(c.sealed) + len(c.h2.Out())
+	}
+	c.account(n)
 	if c.held >= fairHeld && (c.hop || c.mesh) && !c.closed && !c.stuff.Armed() {
 		c.l.Arm(&c.stuff, (*hoard)(c), stallLook)
 	}
@@ -674,8 +700,20 @@ func (st *h2stream) keep() {
 	if len(st.pend) > 0 {
 		n += cap(st.pend)
 	}
-	st.c.kept += n - st.kept
+	st.c.holds(n - st.kept)
 	st.kept = n
+}
+
+// holds accounts d bytes more, or less, that streams hold; what waits may outlive its connection.
+func (c *h2conn) holds(d int) {
+	if c.kept += d; d == 0 {
+		return
+	}
+	if c.closed {
+		c.tell()
+	} else {
+		c.mark()
+	}
 }
 
 // OnHead is http2.Handler.
@@ -815,19 +853,24 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 	}
 	x := st.x
 	from := st.from
-	st.release()
 	if c.client {
-		if x != nil {
-			x.Cause = c.cause
-			gone := fromH2(code, c.connecting)
+		gone := fromH2(code, c.connecting)
+		if x != nil && !st.remote && (st.pendEnd || st.pendTr) {
+			st.outlive(gone)
+		} else {
 			if c.ending && gone == exchange.Closed && from >= c.had {
 				gone = exchange.Unsent
 			}
-			x.ResponseGone(gone)
+			st.release()
+			if x != nil {
+				x.Cause = c.cause
+				x.ResponseGone(gone)
+			}
 		}
 		c.freed()
 		return
 	}
+	st.release()
 	gone := exchange.Protocol // the codec found fault with the stream, or with the connection
 	switch {
 	case byPeer:
@@ -837,6 +880,26 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 	}
 	x.RequestGone(gone)
 	c.l.release(c.info.Pool, x)
+}
+
+// outlive: the stream was reset behind the end of its answer, of which something still
+// waits in pend. That a client must not discard (RFC 9113 8.1), whatever the reset says: the
+// stream goes on without the wire, and what still comes of the request is read and dropped.
+func (st *h2stream) outlive(code exchange.Code) {
+	st.lost, st.code, st.local = true, code, true
+	st.over()
+	st.x.UpRoom() // a client that reads only once it has written everything
+}
+
+// taken: what waited has been taken, with its end.
+func (st *h2stream) taken() {
+	st.remote = true
+	if x := st.x; st.lost && st.tunnel && !st.dead { // its other direction was cut
+		st.release()
+		x.ResponseGone(st.code)
+		return
+	}
+	st.settle()
 }
 
 // OnWritable is http2.Handler.
@@ -927,6 +990,10 @@ func (c *h2conn) freed() {
 func (st *h2stream) over() {
 	if st.local && (st.remote || st.pendEnd || st.pendTr) {
 		st.leave()
+		if st.at == 0 && !st.remote {
+			st.c.waits = append(st.c.waits, st)
+			st.at = len(st.c.waits)
+		}
 	}
 }
 
@@ -947,8 +1014,16 @@ func (st *h2stream) release() {
 		st.c.tunnels--
 	}
 	st.x = nil
-	st.c.kept -= st.kept
+	st.c.holds(-st.kept)
 	st.kept = 0
+	if st.at > 0 {
+		ws := st.c.waits
+		last := len(ws) - 1
+		ws[st.at-1] = ws[last]
+		ws[st.at-1].at = st.at
+		ws[last] = nil
+		st.c.waits, st.at = ws[:last], 0
+	}
 	st.leave()
 	st.c.l.deadSt = append(st.c.l.deadSt, st)
 	st.c.l.wantReap()
@@ -956,7 +1031,7 @@ func (st *h2stream) release() {
 
 // WriteHead is exchange.Stream.
 func (st *h2stream) WriteHead(h *httpmsg.Head, end bool) {
-	if st.dead {
+	if st.s == nil {
 		return
 	}
 	switch {
@@ -971,7 +1046,7 @@ func (st *h2stream) WriteHead(h *httpmsg.Head, end bool) {
 
 // WriteData is exchange.Stream.
 func (st *h2stream) WriteData(p []byte, end bool) int {
-	if st.dead {
+	if st.s == nil {
 		return len(p)
 	}
 	n := st.s.WriteData(p, end)
@@ -983,7 +1058,7 @@ func (st *h2stream) WriteData(p []byte, end bool) int {
 
 // WriteTrailers is exchange.Stream.
 func (st *h2stream) WriteTrailers(f []httpmsg.Field) {
-	if st.dead {
+	if st.s == nil {
 		return
 	}
 	st.s.WriteTrailers(f)
@@ -1025,8 +1100,7 @@ func (st *h2stream) Resume() {
 		st.pend, st.off = st.pend[:0], 0
 		st.keep()
 		if st.pendEnd {
-			st.remote = true
-			st.settle()
+			st.taken()
 			return
 		}
 	}
@@ -1035,8 +1109,7 @@ func (st *h2stream) Resume() {
 			return
 		}
 		st.pendTr = false
-		st.remote = true
-		st.settle()
+		st.taken()
 	}
 }
 

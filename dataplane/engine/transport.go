@@ -78,9 +78,6 @@ func (t *transport) take(l *Loop, pod *Pod, fd int) {
 
 // account tells the pod's share how many bytes of buffers the connection holds.
 func (t *transport) account(n int) {
-	if t.closed {
-		n = 0
-	}
 	if d := n - t.held; d != 0 {
 		t.held = n
 		t.sh.hold(d)
