@@ -46,6 +46,7 @@ func TestInProcess(t *testing.T) {
 		"TestSessionPersistence":         {test: TestSessionPersistence},
 		"TestAuthz":                      {test: TestAuthz},
 		"TestAuthzOutage":                {test: TestAuthzOutage},
+		"TestWhatOnlyProxiesMaySet":      {test: TestWhatOnlyProxiesMaySet},
 		"TestAuthzTimeout":               {test: TestAuthzTimeout},
 		"TestAuthzClientLeaves":          {test: TestAuthzClientLeaves, without: "the client leaves before an endpoint is chosen"},
 		"TestEjectedByConnects":          {wire: "is about dials that fail"},

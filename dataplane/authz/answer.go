@@ -284,15 +284,14 @@ func (a *Answer) edit(to *[]snapshot.Op, kind model.MutationKind, name, value []
 
 // reserved reports whether a field is none that the service may change: it frames the
 // message, names the destination, or says what only a proxy may say (contract 5.7, 5.9,
-// 5.10), in any spelling that an application may take for it (httpmsg.Head.DelLike).
+// 5.10), in any spelling that an application may take for it (httpmsg.ProxyOnly).
 func reserved(name string) bool {
 	name = strings.ReplaceAll(name, "_", "-")
 	switch name {
-	case "host", "connection", "keep-alive", "proxy-connection", "transfer-encoding", "content-length", "upgrade", "te", "trailer", "expect",
-		"x-forwarded-client-cert", nameAuthPartial:
+	case "host", "connection", "keep-alive", "proxy-connection", "transfer-encoding", "content-length", "upgrade", "te", "trailer", "expect":
 		return true
 	}
-	return strings.HasPrefix(name, "x-aether-")
+	return httpmsg.ProxyOnlyTrailer([]byte(name)) // no x-aether-* field, either
 }
 
 const nameAuthPartial = "x-envoy-auth-partial-body"

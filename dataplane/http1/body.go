@@ -182,6 +182,16 @@ func (r *BodyReader) Unread(n int) {
 // routing, authentication, content) are left out. Valid until Start.
 func (r *BodyReader) Trailers() []httpmsg.Field { return r.fields }
 
+// Held is how many bytes of memory the trailers take, beyond what is kept for the next ones.
+func (r *BodyReader) Held() int {
+	if cap(r.arena) <= keepArena {
+		return 0
+	}
+	return cap(r.arena) + cap(r.fields)*fieldSize
+}
+
+const fieldSize = 48 // bytes of a field beside its text
+
 // trailerLine takes the next line of the trailer section, or what there is of
 // it, into the arena. end: it was the empty one.
 func (r *BodyReader) trailerLine(b []byte) (used int, end bool, bad *fault) {
@@ -233,7 +243,7 @@ func barred(name []byte) bool {
 		"upgrade", "vary", "warning", "www-authenticate", "x-request-id":
 		return true
 	}
-	return hasPrefix(name, "content-") || hasPrefix(name, "x-forwarded-") || hasPrefix(name, "x-aether-")
+	return hasPrefix(name, "content-") || hasPrefix(name, "x-forwarded-") || httpmsg.ProxyOnlyTrailer(name)
 }
 
 func hasPrefix(v []byte, p string) bool { return len(v) >= len(p) && string(v[:len(p)]) == p }

@@ -20,7 +20,7 @@ func TestChunked(t *testing.T) {
 		{"case 23: trailer, then more", "1\r\nx\r\n0\r\nX-Sum: 1\r\n\r\nGE", "body \"x\"\ntrailer x-sum: 1\nend\nleft \"GE\"\n"},
 		{"case 24: name in any case", "0\r\nX-Check:  1 \r\nb:\r\n\r\n", "trailer x-check: 1\ntrailer b: \nend\nleft \"\"\n"},
 		{"barred trailers", "0\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\nHost: b\r\nAuthorization: x\r\nContent-Type: a\r\n" +
-			"X-Forwarded-Client-Cert: x\r\nX-Aether-IP: 1\r\nSet-Cookie: a\r\nTrailer: a\r\nContent-Digest: d\r\nGRPC-Status: 0\r\n\r\n",
+			"X-Forwarded-Client-Cert: x\r\nX_Forwarded-Client_Cert: x\r\nX-Aether-IP: 1\r\nx_aether-error: 1\r\nX-Envoy-Auth_Partial-Body: 1\r\nSet-Cookie: a\r\nTrailer: a\r\nContent-Digest: d\r\nGRPC-Status: 0\r\n\r\n",
 			"trailer content-digest: d\ntrailer grpc-status: 0\nend\nleft \"\"\n"},
 
 		{"case 4: underscore", "0_2e\r\n", "error " + badChunkSize.request.Error() + "\n"},

@@ -350,14 +350,14 @@ func (c *Conn) responseHead(s *Stream, end bool) (left int64, ok bool) {
 }
 
 // trailerFields makes c.head.Fields of c.fields; fields that describe the head
-// or its framing are dropped (RFC 9110 6.5.1).
+// or its framing are dropped (RFC 9110 6.5.1), and those that only a proxy may set.
 func (c *Conn) trailerFields() bool {
 	c.head.Reset()
 	for i := range c.fields {
 		switch f := &c.fields[i]; {
 		case f.Mark < numPseudo || f.Mark == markBad:
 			return false
-		case f.Mark == markHost || f.Mark == markLength:
+		case f.Mark == markHost || f.Mark == markLength || httpmsg.ProxyOnlyTrailer(f.Name):
 		default:
 			c.head.Fields = append(c.head.Fields, httpmsg.Field{Name: f.Name, Value: f.Value})
 		}

@@ -80,44 +80,6 @@ func (h *Head) Del(name string) {
 	h.Fields = h.Fields[:k]
 }
 
-// DelLike removes every field called name (lower case), and those whose names differ
-// from it in nothing but "_" for "-": applications that make variables of fields (CGI,
-// RFC 3875 4.1.18) cannot tell the two apart.
-func (h *Head) DelLike(name string) {
-	k := 0
-	for i := range h.Fields {
-		if !like(h.Fields[i].Name, name) {
-			h.Fields[k] = h.Fields[i]
-			k++
-		}
-	}
-	h.Fields = h.Fields[:k]
-}
-
-// DelLikePrefix removes every field whose name begins with prefix (lower case), as DelLike compares.
-func (h *Head) DelLikePrefix(prefix string) {
-	k := 0
-	for i := range h.Fields {
-		if n := h.Fields[i].Name; len(n) < len(prefix) || !like(n[:len(prefix)], prefix) {
-			h.Fields[k] = h.Fields[i]
-			k++
-		}
-	}
-	h.Fields = h.Fields[:k]
-}
-
-func like(b []byte, name string) bool {
-	if len(b) != len(name) {
-		return false
-	}
-	for i := range b {
-		if b[i] != name[i] && (b[i] != '_' || name[i] != '-') {
-			return false
-		}
-	}
-	return true
-}
-
 // Set replaces every field called name by one with that value. The slices are kept, not copied.
 func (h *Head) Set(name, value []byte) {
 	for i := range h.Fields {

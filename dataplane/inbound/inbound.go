@@ -370,8 +370,7 @@ func (in *Inbound) Request(x *exchange.Exchange) {
 		if in.overloaded(x, c, rq) {
 			return
 		}
-		x.Req.Del("x-aether-outcome")
-		x.Req.DelLike("x-forwarded-client-cert") // a caller's own, in any spelling that an application may take for ours
+		x.Req.DelProxyOnly() // a caller's own
 		x.Req.Add(hdrXFCC, c.xfcc)
 		if rq.v.Pipe != nil && rq.v.Pipe.Authz != nil {
 			in.ask(x, c, rq, snap)
@@ -428,6 +427,7 @@ func (in *Inbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
 	o := strconv.AppendInt(rq.outcome[:0], int64(h.Status), 10)
 	o = append(append(append(o, ";-;"...), x.Req.Method...), ";via_upstream"...)
 	rq.outcome = o
+	h.DelProxyOnly() // an application's own
 	h.Set(hdrOutcome, o)
 	rq.asked.Edit(h)
 }

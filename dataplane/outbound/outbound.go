@@ -344,8 +344,7 @@ func (o *Outbound) act(x *exchange.Exchange, c *conn, rq *reqState, sent []httpm
 	case decide.Passthrough:
 		// Not the mesh's: it goes where it was dialled, in the client's own version.
 		if dst := c.flow.Dst; rq.snap.Address(dst.Addr()) != nil || rq.snap.HTTPEndpoint(dst.Addr(), dst.Port()) != nil {
-			h.DelLike(string(hdrXFCC)) // behind it is a pod of the mesh, which believes its own proxy (decision 044)
-			h.DelLikePrefix("x-aether-")
+			h.DelMesh() // behind it is a pod of the mesh, which believes its own proxy (decision 044)
 		} else if sent != nil {
 			h.Fields = sent
 		}
@@ -391,8 +390,6 @@ func (o *Outbound) redirect(x *exchange.Exchange, c *conn, rq *reqState) {
 }
 
 var (
-	hdrXFCC        = []byte("x-forwarded-client-cert")
-	hdrOutcome     = []byte("x-aether-outcome")
 	hdrError       = []byte("x-aether-error")
 	hdrProto       = []byte("x-forwarded-proto")
 	hdrRequestID   = []byte("x-request-id")
@@ -407,14 +404,11 @@ var (
 // clean removes what only a proxy may say (contract 5.7, 5.9). sent are the fields as
 // they were; nil: nothing was removed.
 func clean(h *httpmsg.Head) (sent []httpmsg.Field) {
-	_, xfcc := h.Get(string(hdrXFCC))
-	_, outcome := h.Get(string(hdrOutcome))
-	if !xfcc && !outcome {
+	if !h.HasProxyOnly() {
 		return nil
 	}
 	sent = slices.Clone(h.Fields)
-	h.Del(string(hdrXFCC))
-	h.Del(string(hdrOutcome))
+	h.DelProxyOnly()
 	return sent
 }
 

@@ -43,8 +43,8 @@ func TestRetryCosts(t *testing.T) {
 	rule := &snapshot.Rule{Timeouts: model.Timeouts{Request: time.Minute, Backend: time.Second}, Retry: &model.Retry{Codes: []uint16{500}, Attempts: 3}}
 	backend := &snapshot.Backend{Name: "shop/cart:8080"}
 	req := &httpmsg.Head{Method: []byte("POST"), Path: []byte("/"), Length: 4, Minor: 1}
-	ok := &httpmsg.Head{Status: 200, Fields: []httpmsg.Field{{Name: hdrOutcome, Value: []byte("200;-;POST;via_upstream")}}}
-	busy := &httpmsg.Head{Status: 503, Fields: []httpmsg.Field{{Name: hdrOutcome, Value: []byte("503;-;POST;via_upstream")}}}
+	ok := &httpmsg.Head{Status: 200, Fields: []httpmsg.Field{{Name: []byte("x-aether-outcome"), Value: []byte("200;-;POST;via_upstream")}}}
+	busy := &httpmsg.Head{Status: 503, Fields: []httpmsg.Field{{Name: []byte("x-aether-outcome"), Value: []byte("503;-;POST;via_upstream")}}}
 	body := []byte("body")
 	run := func(again bool) {
 		x := pool.Begin(silent{}, req, false, info, l.Now())

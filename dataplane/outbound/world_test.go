@@ -118,7 +118,7 @@ func TestNotSentAfterItsAnswer(t *testing.T) {
 	rq := &reqState{snap: k.snap, v: decide.Verdict{Action: decide.Forward, Backend: k.b, Set: k.set, Matched: rule}}
 	x.User = rq
 	k.o.start(x, k.c, rq)
-	busy := &httpmsg.Head{Status: 503, Fields: []httpmsg.Field{{Name: hdrOutcome, Value: []byte("503;-;POST;via_upstream")}}}
+	busy := &httpmsg.Head{Status: 503, Fields: []httpmsg.Field{{Name: []byte("x-aether-outcome"), Value: []byte("503;-;POST;via_upstream")}}}
 	x.Forward(silent{})
 	if !k.o.judge(x, k.c, rq, busy, busy.Fields[0].Value) || !rq.wait.Armed() {
 		t.Fatal("it does not wait to be sent again")
@@ -203,7 +203,7 @@ func TestNamedCodes(t *testing.T) {
 		x.Forward(silent{})
 		h := &httpmsg.Head{Status: tt.status}
 		for _, o := range tt.outcomes {
-			h.Add(hdrOutcome, []byte(o))
+			h.Add([]byte("x-aether-outcome"), []byte(o))
 		}
 		v, _ := h.Get("x-aether-outcome")
 		if got := k.o.judge(x, k.c, rq, h, v); got != tt.want {
