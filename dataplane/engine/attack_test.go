@@ -29,15 +29,20 @@ type peer2 struct {
 	*oracle.Framer
 	t   testing.TB
 	c   *net.TCPConn
-	buf bytes.Buffer // frames not sent yet
+	rw  io.ReadWriter // c, or TLS over it
+	buf bytes.Buffer  // frames not sent yet
 	blk bytes.Buffer
 	enc *hpack.Encoder
 }
 
 // newPeer2 makes a peer on c; a client's preface and SETTINGS are sent first.
 func newPeer2(t testing.TB, c *net.TCPConn, client bool, settings ...oracle.Setting) *peer2 {
-	p := &peer2{t: t, c: c}
-	p.Framer = oracle.NewFramer(&p.buf, c)
+	return newPeer2Over(t, c, c, client, settings...)
+}
+
+func newPeer2Over(t testing.TB, c *net.TCPConn, rw io.ReadWriter, client bool, settings ...oracle.Setting) *peer2 {
+	p := &peer2{t: t, c: c, rw: rw}
+	p.Framer = oracle.NewFramer(&p.buf, rw)
 	p.AllowIllegalWrites = true
 	p.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	p.enc = hpack.NewEncoder(&p.blk)
@@ -45,7 +50,7 @@ func newPeer2(t testing.TB, c *net.TCPConn, client bool, settings ...oracle.Sett
 		p.buf.WriteString(oracle.ClientPreface)
 	} else {
 		b := make([]byte, len(oracle.ClientPreface))
-		_, err := io.ReadFull(c, b)
+		_, err := io.ReadFull(rw, b)
 		if errors.Is(err, net.ErrClosed) {
 			return p // the test is over, and has closed it
 		}
@@ -59,7 +64,7 @@ func newPeer2(t testing.TB, c *net.TCPConn, client bool, settings ...oracle.Sett
 
 // flush sends what was written; whether the other side still takes it is the test's affair.
 func (p *peer2) flush() error {
-	_, err := p.c.Write(p.buf.Bytes())
+	_, err := p.rw.Write(p.buf.Bytes())
 	p.buf.Reset()
 	return err
 }

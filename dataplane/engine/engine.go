@@ -38,6 +38,8 @@ const (
 	smallOut    = 4 << 10   // a connection's output buffer to begin with
 	bigOut      = 320 << 10 // and when bulk moves: what may be queued, its framing, and its records
 	keepPend    = 64 << 10  // a free stream's buffer bigger than this is not kept
+	keepSlack   = 64 << 10  // empty buffers of an HTTP/2 connection beyond this go trimAfter its last byte
+	fieldSize   = 48        // bytes of a field beside its text
 	keepBig     = 16        // free big buffers a loop keeps
 	keepStreams = 4096      // free streams a loop keeps
 

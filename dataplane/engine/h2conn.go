@@ -50,6 +50,10 @@ type h2conn struct {
 	life       reactor.Timer // hop: liveness; server: parting
 	stuff      reactor.Timer // hoard
 	cut        reactor.Timer // its identity ends
+	slow       reactor.Timer // tardy
+	begun      int64         // time of the first byte of a frame, or header block, that has not ended; 0: none
+	block      uint32        // the stream of that block; 0: it is a frame
+	slack      bool          // timer looks for what a burst has left behind
 	pinged     int64         // hop: time of a PING that nothing has followed; 0: none
 	tunnels    int           // streams that are tunnels
 	full       bool          // server: not read from because the client does not read
@@ -69,11 +73,12 @@ type h2stream struct {
 	x        *exchange.Exchange
 	moved    int64  // time of the last byte of a message either way
 	from     int64  // client: its first byte on the wire is behind so many
-	headHeld int    // bytes of the request's head
 	kept     int    // bytes that the connection's kept has of it
 	pend     []byte // received data that the exchange refused: pend[off:]
 	off      int
 	trailers []httpmsg.Field
+	arena    []byte // of trailers
+	used     bool   // pend is the stream's own, no leftover of another
 	pendEnd  bool
 	pendTr   bool // trailers follow pend
 	asks     bool // for a tunnel (upgrade.go)
@@ -303,6 +308,16 @@ func (c *h2conn) tick() {
 	}
 	now := c.l.Now()
 	quiet := now - c.active
+	if c.slack && quiet >= trimAfter {
+		c.slack = false
+		c.h2.Slim()
+		c.tell()
+	}
+	defer func() {
+		if c.slack && !c.closed { // sooner than what else the timer is for
+			c.l.Arm(&c.timer, c, trimAfter-quiet)
+		}
+	}()
 	limit := idleDown
 	if c.client {
 		limit = idleHop
@@ -329,6 +344,7 @@ func (c *h2conn) tick() {
 		c.l.Arm(&c.timer, c, trimAfter-quiet)
 	case quiet < limit:
 		c.h2.Idle()
+		c.tell()
 		c.l.Arm(&c.timer, c, limit-quiet)
 	case !c.client:
 		c.drain()
@@ -395,8 +411,10 @@ func (st *h2stream) expire() {
 // stuffed reports whether the connection is not to be read from because its pod
 // holds too much. A hop carries the requests of many: it is read from up to twice
 // podHeld, and what has stalled on it ends before (hoard).
+//
+// One that is known to end is read to its end: what it holds goes with it.
 func (c *h2conn) stuffed() bool {
-	return c.sh.tight && c.held >= fairHeld && (!c.hop && !c.mesh || c.sh.held >= hopHeld*c.l.podHeld())
+	return c.sh.tight && !c.fin && c.held >= fairHeld && (!c.hop && !c.mesh || c.sh.held >= hopHeld*c.l.podHeld())
 }
 
 // hoard is a hop that holds much as the task of its own timer.
@@ -513,6 +531,7 @@ func (c *h2conn) pump() {
 func (c *h2conn) feed(b []byte) bool {
 	n, err := c.h2.Feed(b)
 	c.behind = c.h2.Paused()
+	c.watch(n, len(b))
 	c.settle()
 	c.wantReap()
 	c.mark()
@@ -546,6 +565,47 @@ func (c *h2conn) feed(b []byte) bool {
 	return true
 }
 
+// watch notes when what has not ended began, after n of have bytes were used: a frame of
+// which only a part is here, or a header block.
+func (c *h2conn) watch(n, have int) {
+	id := c.h2.Block()
+	switch {
+	case id == 0 && (n == have || c.behind):
+		c.begun = 0
+	case c.begun == 0 || id != c.block || id == 0 && n > 0:
+		if c.begun = c.l.Now(); !c.slow.Armed() {
+			c.l.Arm(&c.slow, (*tardy)(c), c.l.limit(headTime))
+		}
+	}
+	c.block = id
+}
+
+// tardy is a connection as the task of its own timer: a frame, or a header block, that has not ended
+// headTime after it began ends the connection, as a slow head of HTTP/1 does.
+type tardy h2conn
+
+// Run is reactor.Task.
+func (v *tardy) Run() {
+	c := (*h2conn)(v)
+	limit := c.l.limit(headTime)
+	switch age := c.l.Now() - c.begun; {
+	case c.closed || c.begun == 0:
+	case age < limit:
+		c.l.Arm(&c.slow, v, limit-age)
+	case c.readable() || c.later || c.full || c.stuffed(): // it is us who do not read
+		c.l.Arm(&c.slow, v, stallLook)
+	default:
+		c.cause = ErrTardy
+		c.h2.Shutdown(http2.EnhanceYourCalm)
+		if c.flushOut(true); !c.closed {
+			c.end(exchange.Timeout)
+		}
+	}
+}
+
+// Fail is reactor.Task.
+func (v *tardy) Fail(cause error) { (*h2conn)(v).Fail(cause) }
+
 // end closes the connection; its streams' exchanges are told.
 func (c *h2conn) end(code exchange.Code) {
 	if c.closed {
@@ -563,6 +623,7 @@ func (c *h2conn) end(code exchange.Code) {
 	c.l.Disarm(&c.life)
 	c.l.Disarm(&c.stuff)
 	c.l.Disarm(&c.cut)
+	c.l.Disarm(&c.slow)
 	if c.hop {
 		c.l.Gauges.Sessions.Add(-1)
 	}
@@ -648,6 +709,10 @@ func (c *h2conn) Flush() {
 		c.mark()
 		return
 	}
+	if !c.slack && c.h2.Slack() > keepSlack { // a burst is over, if no other follows at once
+		c.slack = true
+		c.l.Arm(&c.timer, c, trimAfter)
+	}
 	if c.h2.Streams() == 0 {
 		if c.h2.Done() || c.goaway && c.client {
 			c.end(exchange.NoError)
@@ -686,7 +751,7 @@ func (c *h2conn) request(x *exchange.Exchange) {
 func (c *h2conn) tell() {
 	n := c.kept
 	if !c.closed {
-		n += cap(c.left) + cap(c.sealed) + len(c.h2.Out())
+		n += cap(c.left) + cap(c.sealed) + c.h2.Held()
 	}
 	c.account(n)
 	if c.held >= fairHeld && (c.hop || c.mesh) && !c.closed && !c.stuff.Armed() {
@@ -696,12 +761,23 @@ func (c *h2conn) tell() {
 
 // keep accounts what the stream holds.
 func (st *h2stream) keep() {
-	n := st.headHeld
-	if len(st.pend) > 0 {
+	n := streamHeld
+	if !st.c.client && st.x != nil {
+		n = requestHeld + st.x.Held()
+	}
+	if st.used = st.used || len(st.pend) > 0; st.used {
 		n += cap(st.pend)
 	}
+	n += cap(st.arena) + cap(st.trailers)*fieldSize
 	st.c.holds(n - st.kept)
 	st.kept = n
+}
+
+// held is keep where the exchange may hold more than it did, or less.
+func (st *h2stream) held() {
+	if !st.dead && !st.c.client {
+		st.keep()
+	}
 }
 
 // holds accounts d bytes more, or less, that streams hold; what waits may outlive its connection.
@@ -751,9 +827,9 @@ func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 	}
 	st.x = c.info.Pool.Begin(st, h, end, c.info, c.l.Now())
 	st.x.Share = c.info.Kept()
-	st.headHeld = st.x.Held()
 	st.keep()
 	st.x.Ask()
+	st.held()
 }
 
 // OnData is http2.Handler.
@@ -776,6 +852,7 @@ func (c *h2conn) OnData(s *http2.Stream, p []byte, end bool) {
 	if st.dead {
 		return
 	}
+	st.held()
 	if n < len(p) {
 		st.pend = append(st.pend[:0], p[n:]...)
 		s.Keep(len(p) - n)
@@ -818,17 +895,34 @@ func (c *h2conn) OnTrailers(s *http2.Stream, f []httpmsg.Field) {
 	}
 	if len(st.pend) > 0 || !st.offerTrailers(f) {
 		st.pendTr = true // f dies with this call
-		st.trailers = st.trailers[:0]
-		for _, t := range f {
-			st.trailers = append(st.trailers, httpmsg.Field{Name: append([]byte(nil), t.Name...), Value: append([]byte(nil), t.Value...)})
-		}
+		st.trailers, st.arena = copyFields(f)
+		st.keep()
 		st.over()
 		return
 	}
+	st.held()
 	if !st.dead {
 		st.remote = true
 		st.settle()
 	}
+}
+
+// copyFields copies fields that die into one array.
+func copyFields(f []httpmsg.Field) (to []httpmsg.Field, arena []byte) {
+	need := 0
+	for i := range f {
+		need += len(f[i].Name) + len(f[i].Value)
+	}
+	to, arena = make([]httpmsg.Field, 0, len(f)), make([]byte, 0, need)
+	keep := func(b []byte) []byte {
+		o := len(arena)
+		arena = append(arena, b...)
+		return arena[o:len(arena):len(arena)]
+	}
+	for i := range f {
+		to = append(to, httpmsg.Field{Name: keep(f[i].Name), Value: keep(f[i].Value)})
+	}
+	return to, arena
 }
 
 func (st *h2stream) offerTrailers(f []httpmsg.Field) bool {
@@ -1097,7 +1191,9 @@ func (st *h2stream) Resume() {
 			}
 			return
 		}
-		st.pend, st.off = st.pend[:0], 0
+		if st.pend, st.off = st.pend[:0], 0; cap(st.pend) > keepPend {
+			st.pend = nil
+		}
 		st.keep()
 		if st.pendEnd {
 			st.taken()
@@ -1109,6 +1205,8 @@ func (st *h2stream) Resume() {
 			return
 		}
 		st.pendTr = false
+		st.trailers, st.arena = nil, nil // who needs them longer has a copy
+		st.keep()
 		st.taken()
 	}
 }

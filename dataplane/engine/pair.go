@@ -25,6 +25,7 @@ type pair struct {
 	off      int
 	trailers []httpmsg.Field
 	arena    []byte // of trailers
+	held     int    // bytes of which the share of the source's pod knows
 
 	headEnd bool // the request has no body
 	end     bool // it ends behind buf, and
@@ -104,23 +105,7 @@ func (u *pairUp) WriteData(b []byte, end bool) int {
 // WriteTrailers is exchange.Stream.
 func (u *pairUp) WriteTrailers(f []httpmsg.Field) {
 	p := (*pair)(u)
-	need := 0
-	for i := range f {
-		need += len(f[i].Name) + len(f[i].Value)
-	}
-	if cap(p.arena) < need {
-		p.arena = make([]byte, 0, need)
-	}
-	a := p.arena[:0]
-	keep := func(b []byte) []byte {
-		o := len(a)
-		a = append(a, b...)
-		return a[o:len(a):len(a)]
-	}
-	p.trailers = p.trailers[:0]
-	for i := range f {
-		p.trailers = append(p.trailers, httpmsg.Field{Name: keep(f[i].Name), Value: keep(f[i].Value)})
-	}
+	p.trailers, p.arena = copyFields(f)
 	p.trailed = true
 	p.ended()
 	p.mark()
@@ -256,7 +241,23 @@ func (p *pair) Flush() {
 			p.in.DownRoom()
 		}
 	}
+	p.account()
 	p.settle()
+}
+
+// account counts what the pair and the destination's exchange hold, which is the source's doing.
+func (p *pair) account() {
+	n := 0
+	if !p.dead {
+		n = streamHeld + cap(p.buf) + cap(p.arena) + cap(p.trailers)*fieldSize
+		if p.in != nil && !p.in.Over() {
+			n += requestHeld + p.in.Held()
+		}
+	}
+	if n != p.held {
+		p.n.from.share(p.l).hold(n - p.held)
+		p.held = n
+	}
 }
 
 func (p *pair) begin() {
@@ -282,6 +283,7 @@ func (p *pair) feed() {
 		if len(b) == 0 && p.trailed {
 			if p.in.RequestTrailers(p.trailers) {
 				p.reqDone = true
+				p.trailers, p.arena = nil, nil // who needs them longer has a copy
 			} else {
 				p.stalled = true
 			}
@@ -313,6 +315,7 @@ func (p *pair) settle() {
 		return
 	}
 	p.dead = true
+	p.account()
 	n := p.n
 	last := len(n.pairs) - 1
 	n.pairs[p.at] = n.pairs[last]
@@ -330,8 +333,7 @@ func (p *pair) settle() {
 		p.l.putOut(p.buf)
 	}
 	if l := p.l; len(l.pairs) < keepPairs {
-		clear(p.trailers[:cap(p.trailers)])
-		*p = pair{trailers: p.trailers[:0]}
+		*p = pair{}
 		l.pairs = append(l.pairs, p)
 	}
 	if n.leaving != nil && len(n.pairs) == 0 {

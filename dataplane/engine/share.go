@@ -20,12 +20,14 @@ const (
 
 // What a pod may hold on one loop.
 const (
-	podHeld  = 64 << 20 // bytes of buffers and parked requests, or a quarter of the process's limit of memory if that is less
-	hopHeld  = 2        // times podHeld: a session of a hop is read from until then
-	fairHeld = 1 << 20  // above podHeld an HTTP/2 connection that holds so much is not read from
-	tightOut = 16 << 10 // and an HTTP/1 connection queues so much output
-	podDials = 64       // hop sessions being made
-	podSocks = 64       // connections to the pod's Unix socket being made
+	podHeld     = 64 << 20 // bytes of buffers and parked requests, or a quarter of the process's limit of memory if that is less
+	hopHeld     = 2        // times podHeld: a session of a hop is read from until then
+	fairHeld    = 1 << 20  // above podHeld an HTTP/2 connection that holds so much is not read from
+	tightOut    = 16 << 10 // and an HTTP/1 connection queues so much output
+	requestHeld = 2 << 10  // bytes that the objects of one request take: exchange, streams, what services keep of it
+	streamHeld  = 256      // and those of its upstream stream
+	podDials    = 64       // hop sessions being made
+	podSocks    = 64       // connections to the pod's Unix socket being made
 )
 
 // share is a pod's part of one loop: what it has used of the running iteration,

@@ -380,7 +380,8 @@ type mesh struct {
 	refuse     atomic.Bool // fail to dial
 	h1, h2     string      // fronts
 	hopAddr    string
-	theHop     *Hop // on the loop
+	peer       *tls.Config // of whoever dials hopAddr
+	theHop     *Hop        // on the loop
 	hopsClosed int
 }
 
@@ -388,6 +389,7 @@ func newMesh(t testing.TB, cfg Config, app netip.AddrPort) *mesh {
 	t.Helper()
 	m := &mesh{stage: newStage(t, cfg), life: time.Hour}
 	sc, cc := tlsPair(t)
+	m.peer = cc
 	m.src, m.dst = m.e.AddPod("src"), m.e.AddPod("dst")
 	m.in = &svc{pod: m.dst, to: app}
 	pool := &exchange.Pool{Service: m.in}

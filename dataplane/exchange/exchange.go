@@ -142,6 +142,8 @@ type Exchange struct {
 	up    Stream
 	arena []byte
 
+	outgrown int // bytes of the arrays that arena had before, which things kept still lie in
+
 	rest     []byte // of a local body: what down had no room for yet
 	interims int    // 1xx heads that went down
 
@@ -276,6 +278,7 @@ func (x *Exchange) Resendable(c Code) bool {
 // Keep copies b into memory that lives as long as the exchange.
 func (x *Exchange) Keep(b []byte) []byte {
 	if cap(x.arena)-len(x.arena) < len(b) {
+		x.outgrown += cap(x.arena)
 		x.arena = make([]byte, 0, max(1024, len(b))) // what was kept before stays in the old array
 	}
 	o := len(x.arena)

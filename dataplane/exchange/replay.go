@@ -1,6 +1,8 @@
 package exchange
 
 import (
+	"slices"
+
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/share"
 )
@@ -196,6 +198,7 @@ func (x *Exchange) wentTrailers(f []httpmsg.Field) {
 }
 
 func (x *Exchange) keepTrailers(f []httpmsg.Field) {
+	x.trailers = slices.Grow(x.trailers, len(f))
 	for i := range f {
 		x.trailers = append(x.trailers, httpmsg.Field{Name: x.Keep(f[i].Name), Value: x.Keep(f[i].Value)})
 	}

@@ -34,6 +34,9 @@ func NewDecoder(limit int, mark Marker) *Decoder {
 // Marked reports whether a field of the last block, which was ErrTooLarge, had that mark.
 func (d *Decoder) Marked(mark uint8) bool { return d.large[mark>>6]>>(mark&63)&1 != 0 }
 
+// Held is how many bytes of memory the peer's fields take.
+func (d *Decoder) Held() int { return cap(d.arena) + d.t.held() }
+
 // Trim gives back the memory that is not state. Fields handed out are void.
 func (d *Decoder) Trim() {
 	d.arena = nil

@@ -13,6 +13,8 @@ const maxIndexed = MaxTable / 4
 // counted from 1; 0: seen once, not in the table.
 type slot struct{ hash, id uint32 }
 
+const slotSize = 8 // bytes of a slot
+
 // Encoder turns the fields of one direction of one connection into field
 // blocks. Not safe for concurrent use. Make one with NewEncoder.
 //
@@ -47,6 +49,15 @@ func (e *Encoder) SetMaxTable(n uint32) {
 	}
 	e.t.setMax(size)
 	e.lowest = min(e.lowest, size)
+}
+
+// Held is how many bytes of memory the fields that were sent take.
+func (e *Encoder) Held() int {
+	n := e.t.held()
+	if e.seen != nil {
+		n += len(e.seen) * 2 * slotSize
+	}
+	return n
 }
 
 // Trim gives back the memory that is not state. Fields then have to be seen

@@ -63,6 +63,9 @@ type table struct {
 	ent  [MaxTable / overhead]entry // ring: the entry number i (from 0) is ent[i%len]
 }
 
+// held is how many bytes of memory the entries take.
+func (t *table) held() int { return cap(t.buf) }
+
 // at returns entry i, 1 being the newest.
 func (t *table) at(i int) *entry { return &t.ent[(t.head-uint32(i))%uint32(len(t.ent))] }
 

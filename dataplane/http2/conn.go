@@ -2,6 +2,8 @@ package http2
 
 import (
 	"encoding/binary"
+	"math/bits"
+	"math/rand/v2"
 
 	"aether/dataplane/hpack"
 	"aether/dataplane/httpmsg"
@@ -306,12 +308,7 @@ func (c *Conn) Idle() {
 	if c.open > 0 {
 		return
 	}
-	if len(c.Out()) == 0 {
-		c.out, c.off = nil, 0
-	}
-	if c.contID == 0 {
-		c.cont = nil
-	}
+	c.Slim()
 	if len(c.ended) == 0 {
 		c.ended = nil
 	}
@@ -471,10 +468,13 @@ func (l *list) remove(s *Stream) {
 }
 
 // table finds open streams by identifier: open addressing, at most half full.
-// Identifiers ascend, so that hardly two share a slot.
+// The peer chooses identifiers, but not which of them meet: a random odd factor
+// spreads them (multiply-shift hashing), so that hardly two share a slot.
 type table struct {
-	slots []slot
-	n     int
+	slots  []slot
+	n      int
+	factor uint32
+	shift  uint8 // 32 less the bits of a slot's number
 }
 
 type slot struct {
@@ -482,7 +482,7 @@ type slot struct {
 	s  *Stream
 }
 
-func (t *table) home(id uint32) int { return int(id>>1) & (len(t.slots) - 1) }
+func (t *table) home(id uint32) int { return int(id * t.factor >> t.shift) }
 
 func (t *table) get(id uint32) *Stream {
 	if t.n == 0 {
@@ -502,6 +502,7 @@ func (t *table) put(s *Stream) {
 	if 2*t.n >= len(t.slots) {
 		old := t.slots
 		t.slots = make([]slot, max(16, 2*len(old)))
+		t.factor, t.shift = rand.Uint32()|1, uint8(32-bits.TrailingZeros(uint(len(t.slots))))
 		for _, e := range old {
 			if e.id != 0 {
 				t.insert(e)

@@ -517,6 +517,13 @@ func (c *Conn) response(s *Stream, tooLarge, end bool) {
 }
 
 func (c *Conn) trailers(s *Stream, tooLarge, end bool) {
+	if c.cfg.Server && !tooLarge {
+		size := 0
+		for i := range c.fields {
+			size += len(c.fields[i].Name) + len(c.fields[i].Value) + fieldCost
+		}
+		tooLarge = size > maxTrailers
+	}
 	ok := !tooLarge && end && s.left <= 0 && !s.tunnel() && c.trailerFields()
 	if tooLarge || ok && len(c.head.Fields) > c.cfg.MaxFields {
 		c.stats.TooLarge++

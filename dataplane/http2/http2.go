@@ -89,6 +89,7 @@ const (
 	maxAcks          = 4096      // frames queued in answer to the peer's, not sent yet
 	maxHeads         = 8 << 20   // unsent output, heads and trailers included, which wait for no window
 	maxContinuations = 128       // frames of one header block
+	maxTrailers      = 8 << 10   // decoded bytes of a request's trailers, 32 added for each: they wait where heads do not
 	maxInterim       = 64        // 1xx heads of a response
 	maxEnded         = 4096      // streams that wait for Reap
 	peerStreams      = 100       // streams the peer is taken to allow before its SETTINGS came
