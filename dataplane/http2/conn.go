@@ -1,9 +1,11 @@
 package http2
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math/bits"
 	"math/rand/v2"
+	"slices"
 
 	"aether/dataplane/hpack"
 	"aether/dataplane/httpmsg"
@@ -32,15 +34,16 @@ type Conn struct {
 	open       int       // begun and not over
 	ended      []*Stream // over, not reaped
 	free       []*Stream
-	starved    list   // want to write, have stream window, wait for the connection
-	nextID     uint32 // client: of the next Open
-	lastSent   uint32 // client: highest identifier used in a HEADERS frame
-	lastPeer   uint32 // server: highest identifier the peer used
-	goneLast   uint32 // what our GOAWAY said
-	peerLast   uint32 // what the peer's GOAWAY said
-	goingAway  bool   // our GOAWAY that names the last stream is queued
-	draining   bool   // the one before it is, which only warns
-	drainPong  uint64 // the PONG that says that the peer knows
+	ordered    []*Stream // of inOrder
+	starved    list      // want to write, have stream window, wait for the connection
+	nextID     uint32    // client: of the next Open
+	lastSent   uint32    // client: highest identifier used in a HEADERS frame
+	lastPeer   uint32    // server: highest identifier the peer used
+	goneLast   uint32    // what our GOAWAY said
+	peerLast   uint32    // what the peer's GOAWAY said
+	goingAway  bool      // our GOAWAY that names the last stream is queued
+	draining   bool      // the one before it is, which only warns
+	drainPong  uint64    // the PONG that says that the peer knows
 	peerGoAway bool
 	closed     ring // streams that are over
 
@@ -312,7 +315,7 @@ func (c *Conn) Idle() {
 	if len(c.ended) == 0 {
 		c.ended = nil
 	}
-	c.free, c.fields, c.cookie = nil, nil, nil
+	c.free, c.fields, c.cookie, c.ordered = nil, nil, nil, nil
 	c.head, c.pseudo = httpmsg.Head{}, [numPseudo][]byte{}
 	c.table = table{}
 	c.dec.Trim()
@@ -329,23 +332,28 @@ func (c *Conn) fail(code Code, reason string) {
 	c.doom(func(*Stream) bool { return true }, code)
 }
 
+// inOrder returns the open streams, the oldest first; valid until the next call.
+func (c *Conn) inOrder() []*Stream {
+	c.ordered = c.ordered[:0]
+	for i := range c.table.slots {
+		if s := c.table.slots[i].s; s != nil {
+			c.ordered = append(c.ordered, s)
+		}
+	}
+	slices.SortFunc(c.ordered, func(a, b *Stream) int { return cmp.Compare(a.id, b.id) })
+	return c.ordered
+}
+
 // doom ends the streams that which picks, without a word to the peer, and
 // tells the Handler. All are over before the first event.
 func (c *Conn) doom(which func(*Stream) bool, code Code) {
 	var l list
-	for i := range c.table.slots {
-		if s := c.table.slots[i].s; s != nil && which(s) {
+	for _, s := range c.inOrder() {
+		if which(s) {
 			s.doomed = true
-		}
-	}
-	// Deleting moves slots, so first mark, then take.
-	for i := 0; i < len(c.table.slots); {
-		if s := c.table.slots[i].s; s != nil && s.doomed && !s.over {
 			c.drop(s, true)
 			l.push(s)
-			continue // another may have moved here
 		}
-		i++
 	}
 	for s := l.head; s != nil; s = l.head {
 		l.remove(s)
@@ -468,21 +476,26 @@ func (l *list) remove(s *Stream) {
 }
 
 // table finds open streams by identifier: open addressing, at most half full.
-// The peer chooses identifiers, but not which of them meet: a random odd factor
-// spreads them (multiply-shift hashing), so that hardly two share a slot.
+// The peer chooses identifiers, but not which of them meet: where one belongs depends
+// on numbers that nobody outside the process knows.
 type table struct {
-	slots  []slot
-	n      int
-	factor uint32
-	shift  uint8 // 32 less the bits of a slot's number
+	slots []slot
+	n     int
+	shift uint8 // 32 less the bits of a slot's number
 }
+
+var tableKeys = [2]uint32{rand.Uint32() | 1, rand.Uint32() | 1}
 
 type slot struct {
 	id uint32 // 0: empty
 	s  *Stream
 }
 
-func (t *table) home(id uint32) int { return int(id * t.factor >> t.shift) }
+func (t *table) home(id uint32) int {
+	h := id * tableKeys[0]
+	h = (h ^ h>>15) * tableKeys[1]
+	return int((h ^ h>>13) * 0x9e3779b1 >> t.shift)
+}
 
 func (t *table) get(id uint32) *Stream {
 	if t.n == 0 {
@@ -502,7 +515,7 @@ func (t *table) put(s *Stream) {
 	if 2*t.n >= len(t.slots) {
 		old := t.slots
 		t.slots = make([]slot, max(16, 2*len(old)))
-		t.factor, t.shift = rand.Uint32()|1, uint8(32-bits.TrailingZeros(uint(len(t.slots))))
+		t.shift = uint8(32 - bits.TrailingZeros(uint(len(t.slots))))
 		for _, e := range old {
 			if e.id != 0 {
 				t.insert(e)

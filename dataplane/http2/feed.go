@@ -631,11 +631,7 @@ func (c *Conn) peerSettings(flags byte, id uint32, p []byte) {
 // moveWindows applies a change of the peer's SETTINGS_INITIAL_WINDOW_SIZE to
 // the open streams (6.9.2).
 func (c *Conn) moveWindows(delta int64) {
-	for i := range c.table.slots {
-		s := c.table.slots[i].s
-		if s == nil {
-			continue
-		}
+	for _, s := range c.inOrder() {
 		if s.sendWin += delta; s.sendWin > maxWindow {
 			c.fail(FlowControlError, "SETTINGS_INITIAL_WINDOW_SIZE overflows a stream's window (6.9.2)")
 			return

@@ -13,7 +13,7 @@ const (
 // block that has not ended, the fields of the last one, the tables of both directions, its streams.
 func (c *Conn) Held() int {
 	return cap(c.out) + cap(c.cont) + cap(c.cookie) + cap(c.fields)*fieldSize + cap(c.head.Fields)*headSize +
-		len(c.table.slots)*slotSize + (c.open+len(c.ended)+len(c.free))*streamSize + c.dec.Held() + c.enc.Held()
+		len(c.table.slots)*slotSize + (c.open+len(c.ended)+len(c.free))*streamSize + cap(c.ordered)*8 + c.dec.Held() + c.enc.Held()
 }
 
 // Block is the stream of a header block that has begun and not ended, else 0.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -210,11 +211,12 @@ func balanced(t testing.TB, c *Conn) {
 // doomed is what the Handler is told when the connection fails with the streams
 // that are open now.
 func (w *wire) doomed(code string) string {
+	var ids []uint32
+	w.c.Each(func(s *Stream) { ids = append(ids, s.id) })
+	slices.Sort(ids) // the oldest first
 	var lines []string
-	for i := range w.c.table.slots { // in the order in which doom takes them
-		if s := w.c.table.slots[i].s; s != nil {
-			lines = append(lines, fmt.Sprintf("%d reset %s", s.id, code))
-		}
+	for _, id := range ids {
+		lines = append(lines, fmt.Sprintf("%d reset %s", id, code))
 	}
 	return strings.Join(lines, "\n")
 }
