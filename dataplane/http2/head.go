@@ -59,9 +59,7 @@ func markField(name, value []byte) uint8 {
 	if !httpmsg.ValidValue(value) {
 		return markBad
 	}
-	if n := len(value); n > 0 && (blank(value[0]) || blank(value[n-1])) {
-		return markBad
-	}
+	value = trim(value)
 	switch string(name) {
 	case "host":
 		if _, _, ok := httpmsg.Authority(value); !ok {
@@ -94,6 +92,18 @@ func markField(name, value []byte) uint8 {
 }
 
 func blank(c byte) bool { return c == ' ' || c == '\t' }
+
+// trim removes the blanks around a value. RFC 9113 8.2.1 calls the message malformed; they are no part of
+// the value by RFC 9110 5.5, and real clients and applications send them (decision 037). Nobody behind us sees them.
+func trim(v []byte) []byte {
+	for len(v) > 0 && blank(v[0]) {
+		v = v[1:]
+	}
+	for len(v) > 0 && blank(v[len(v)-1]) {
+		v = v[:len(v)-1]
+	}
+	return v
+}
 
 func markPseudo(name, value []byte) uint8 {
 	var mark uint8
@@ -225,19 +235,20 @@ func (c *Conn) gather(pseudo uint) (m message, ok bool) {
 			continue
 		}
 		regular = true
+		value := trim(f.Value)
 		switch f.Mark {
 		case markHost:
 			if m.hasHost {
 				return m, false
 			}
-			m.host, m.hasHost = f.Value, true
+			m.host, m.hasHost = value, true
 			continue
 		case markCookie: // RFC 9113 8.2.3
 			if crumb >= 0 {
 				if len(c.cookie) == 0 {
 					c.cookie = append(c.cookie, h.Fields[crumb].Value...)
 				}
-				c.cookie = append(append(c.cookie, "; "...), f.Value...)
+				c.cookie = append(append(c.cookie, "; "...), value...)
 				continue
 			}
 			crumb = len(h.Fields)
@@ -246,13 +257,13 @@ func (c *Conn) gather(pseudo uint) (m message, ok bool) {
 			if m.length >= 0 {
 				return m, false
 			}
-			m.length, _ = parseLength(f.Value)
+			m.length, _ = parseLength(value)
 		case markExpect:
 			h.Expect = true
 		case markBad:
 			return m, false
 		}
-		h.Fields = append(h.Fields, httpmsg.Field{Name: f.Name, Value: f.Value})
+		h.Fields = append(h.Fields, httpmsg.Field{Name: f.Name, Value: value})
 	}
 	if crumb >= 0 && len(c.cookie) > 0 {
 		h.Fields[crumb].Value = c.cookie
@@ -359,7 +370,7 @@ func (c *Conn) trailerFields() bool {
 			return false
 		case f.Mark == markHost || f.Mark == markLength || httpmsg.ProxyOnlyTrailer(f.Name):
 		default:
-			c.head.Fields = append(c.head.Fields, httpmsg.Field{Name: f.Name, Value: f.Value})
+			c.head.Fields = append(c.head.Fields, httpmsg.Field{Name: f.Name, Value: trim(f.Value)})
 		}
 	}
 	return true
