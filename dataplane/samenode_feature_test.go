@@ -47,6 +47,7 @@ func TestInProcess(t *testing.T) {
 		"TestAuthz":                      {test: TestAuthz},
 		"TestAuthzOutage":                {test: TestAuthzOutage},
 		"TestWhatOnlyProxiesMaySet":      {test: TestWhatOnlyProxiesMaySet},
+		"TestDeadlineThatNobodyKeeps":    {test: TestDeadlineThatNobodyKeeps},
 		"TestAuthzTimeout":               {test: TestAuthzTimeout},
 		"TestAuthzClientLeaves":          {test: TestAuthzClientLeaves, without: "the client leaves before an endpoint is chosen"},
 		"TestEjectedByConnects":          {wire: "is about dials that fail"},

@@ -1,5 +1,7 @@
 package httpmsg
 
+import "time"
+
 // GRPC is the content type of gRPC, without a message encoding.
 const GRPC = "application/grpc"
 
@@ -9,6 +11,43 @@ func IsGRPC(contentType []byte) bool {
 	return len(contentType) >= len(GRPC) && string(contentType[:len(GRPC)]) == GRPC &&
 		(len(contentType) == len(GRPC) || contentType[len(GRPC)] == '+' || contentType[len(GRPC)] == ';')
 }
+
+// GRPCTimeout is the limit of time of a grpc-timeout field: at most 8 digits and a unit
+// (PROTOCOL-HTTP2.md of gRPC). false: it is none, or none that a clock can meet.
+func GRPCTimeout(v []byte) (d time.Duration, ok bool) {
+	if len(v) < 2 || len(v) > 9 {
+		return 0, false
+	}
+	n := int64(0)
+	for _, c := range v[:len(v)-1] {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = n*10 + int64(c-'0')
+	}
+	var unit time.Duration
+	switch v[len(v)-1] {
+	case 'H':
+		unit = time.Hour
+	case 'M':
+		unit = time.Minute
+	case 'S':
+		unit = time.Second
+	case 'm':
+		unit = time.Millisecond
+	case 'u':
+		unit = time.Microsecond
+	case 'n':
+		unit = time.Nanosecond
+	default:
+		return 0, false
+	}
+	d = time.Duration(n) * unit
+	return d, d/unit == time.Duration(n) && d <= longTimeout
+}
+
+// longTimeout is what no timer is worth: 99999999H is 11,000 years.
+const longTimeout = 30 * 24 * time.Hour
 
 // GRPCMessage percent-encodes text, without the line ends at its end, for a grpc-message field.
 func GRPCMessage(text string) []byte {

@@ -3,6 +3,7 @@ package httpmsg
 import (
 	"slices"
 	"testing"
+	"time"
 )
 
 // TestProxyOnly: each field that only a proxy may set is one in every mix of "-" and "_", and no other field is.
@@ -48,5 +49,18 @@ func TestProxyOnly(t *testing.T) {
 		return n
 	}(); !slices.Equal(names, []string{"a", "b"}) || h.HasProxyOnly() {
 		t.Errorf("left: %v", names)
+	}
+}
+
+// TestGRPCTimeout: what is a limit of time and what is none (PROTOCOL-HTTP2.md of gRPC).
+func TestGRPCTimeout(t *testing.T) {
+	for v, want := range map[string]time.Duration{
+		"1H": time.Hour, "2M": 2 * time.Minute, "3S": 3 * time.Second, "100m": 100 * time.Millisecond, "00000005u": 5 * time.Microsecond,
+		"99999999n": 99_999_999, "0S": 0, "99999999S": -1, "99999999H": -1, "123456789m": -1, "": -1, "S": -1, "5": -1, "5s": -1, "-5S": -1, "+5S": -1, " 5S": -1, "5.5S": -1, "5 S": -1,
+	} {
+		got, ok := GRPCTimeout([]byte(v))
+		if ok != (want >= 0) || ok && got != want {
+			t.Errorf("%q: %v, %v, want %v", v, got, ok, want)
+		}
 	}
 }

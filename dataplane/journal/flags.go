@@ -142,6 +142,7 @@ var faults = map[string]fault{
 	// Time.
 	"timeout":       tooLong,
 	"route-timeout": tooLong,
+	"grpc-deadline": tooLong,
 	"try-timeout":   always(UT, "upstream_per_try_timeout"),
 
 	// Authorization.

@@ -53,6 +53,7 @@ func TestClassify(t *testing.T) {
 		{"garbage from the upstream", local(502, "protocol"), "UPE", "upstream_reset_before_response_started{protocol_error}", true},
 		{"no answer in time", local(504, "timeout"), "UT", "response_timeout", true},
 		{"a route's timeout", local(504, "route-timeout"), "UT", "response_timeout", true},
+		{"a call's own deadline", local(504, "grpc-deadline"), "UT", "response_timeout", true},
 		{"an attempt's timeout", local(504, "try-timeout"), "UT", "upstream_per_try_timeout", true},
 		{"our own fault", local(503, "internal"), "LR", "upstream_reset_before_response_started{local_reset}", true},
 		{"no connection, and no more tries", request(func(e *Entry) { e.Local, e.Status, e.Cause, e.Exhausted = true, 503, "connect", true }),

@@ -194,6 +194,7 @@ type reqState struct {
 	// What was asked, before a rule changed it.
 	host, path, origin []byte
 	grpc               bool
+	deadline           bool // whole is for the call's own limit of time, not the rule's
 	// scratch is what a rule's changes are written to; it stays with the object.
 	scratch []byte
 }

@@ -10,7 +10,6 @@ import (
 	"aether/dataplane/exchange"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
-	"aether/dataplane/snapshot"
 	"aether/mtls"
 )
 
@@ -20,12 +19,17 @@ const (
 
 	backoffBase = 25 * time.Millisecond
 	backoffMax  = 250 * time.Millisecond
+
+	// deadlineGrace is what a gRPC call has beyond its grpc-timeout: who keeps it, client or
+	// application, is first.
+	deadlineGrace = 250 * time.Millisecond
 )
 
 // Names of Entry.Cause for limits of time that a rule sets.
 const (
 	causeRequestTimeout = "route-timeout" // timeouts.request
 	causeTryTimeout     = "try-timeout"   // timeouts.backendRequest
+	causeDeadline       = "grpc-deadline" // grpc-timeout, which the client set
 )
 
 // retry is what the request's rule says about retries; nil: nothing.
@@ -57,9 +61,19 @@ func (o *Outbound) start(x *exchange.Exchange, c *conn, rq *reqState) {
 	if rq.limit() > 0 {
 		x.KeepForReplay()
 	}
-	if m := rq.v.Matched; m != nil && m.Timeouts.Request > 0 {
+	limit := time.Duration(0)
+	if m := rq.v.Matched; m != nil {
+		limit = m.Timeouts.Request
+	}
+	if rq.deadline = false; rq.grpc {
+		v, _ := x.Req.Get("grpc-timeout")
+		if d, ok := httpmsg.GRPCTimeout(v); ok && (limit == 0 || d+deadlineGrace < limit) {
+			limit, rq.deadline = d+deadlineGrace, true
+		}
+	}
+	if limit > 0 {
 		since := c.st.l.Now() - x.Start // it may have waited for a filter
-		c.st.l.Arm(&rq.whole, (*wholeLimit)(rq), max(0, int64(m.Timeouts.Request)-since))
+		c.st.l.Arm(&rq.whole, (*wholeLimit)(rq), max(0, int64(limit)-since))
 	}
 }
 
@@ -260,8 +274,12 @@ type wholeLimit reqState
 // Run is reactor.Task.
 func (t *wholeLimit) Run() {
 	rq := (*reqState)(t)
-	c := rq.conn()
-	c.o.timedOut(rq.x, rq, causeRequestTimeout, "timeouts.request", rq.v.Matched, rq.v.Matched.Timeouts.Request)
+	if rq.deadline {
+		v, _ := rq.x.Req.Get("grpc-timeout")
+		rq.conn().o.timedOut(rq.x, rq, causeDeadline, "no answer within the call's own deadline (grpc-timeout "+string(v)+")\n")
+		return
+	}
+	rq.ruleTimedOut(causeRequestTimeout, "timeouts.request", rq.v.Matched.Timeouts.Request)
 }
 
 // Fail is reactor.Task.
@@ -281,16 +299,20 @@ func (t *tryLimit) Run() {
 	if !x.Answered() && (rq.names(504) || rq.retry() != nil && x.Idempotent()) && c.o.again(x, c, rq, false) {
 		return
 	}
-	c.o.timedOut(x, rq, causeTryTimeout, "timeouts.backendRequest", rq.v.Matched, rq.v.Matched.Timeouts.Backend)
+	rq.ruleTimedOut(causeTryTimeout, "timeouts.backendRequest", rq.v.Matched.Timeouts.Backend)
 }
 
 // Fail is reactor.Task.
 func (t *tryLimit) Fail(error) { (*reqState)(t).fault() }
 
-// timedOut ends a request that has met a limit of its rule: 504, or a cut where the answer has begun.
-func (o *Outbound) timedOut(x *exchange.Exchange, rq *reqState, cause, field string, rule *snapshot.Rule, limit time.Duration) {
+// ruleTimedOut is timedOut for a limit of the request's rule.
+func (rq *reqState) ruleTimedOut(cause, field string, limit time.Duration) {
+	rq.conn().o.timedOut(rq.x, rq, cause, "no answer within "+field+" ("+limit.String()+") of "+rq.v.Matched.Name+"\n")
+}
+
+// timedOut ends a request that has met a limit of time: 504, or a cut where the answer has begun.
+func (o *Outbound) timedOut(x *exchange.Exchange, rq *reqState, cause, text string) {
 	rq.cause = cause
-	text := "no answer within " + field + " (" + limit.String() + ") of " + rule.Name + "\n"
 	if x.Answered() {
 		if x.Cut != nil {
 			x.Cut = []httpmsg.Field{{Name: hdrGRPCStatus, Value: []byte("4")}, {Name: hdrGRPCMessage, Value: httpmsg.GRPCMessage(text)}}
