@@ -294,8 +294,6 @@ func reserved(name string) bool {
 	return httpmsg.ProxyOnlyTrailer([]byte(name)) // no x-aether-* field, either
 }
 
-const nameAuthPartial = "x-envoy-auth-partial-body"
-
 // trim removes the blanks around a value, which are not part of it (RFC 9110 5.5).
 func trim(v []byte) []byte {
 	for len(v) > 0 && (v[0] == ' ' || v[0] == '\t') {
