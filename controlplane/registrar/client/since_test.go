@@ -103,7 +103,9 @@ func TestComesBackWithAVersion(t *testing.T) {
 			n := startNode(t, client.Config{Targets: []string{one, two}, Whole: true, Dial: dial})
 			defer n.end()
 			until(t, "everything", func() bool { return len(n.heard.of(name("shop/s3"))) == pods })
-			until(t, "its names", func() bool { return n.heard.status().Connected && n.heard.status().Version != "-" && n.heard.status().Version != "" })
+			until(t, "its names", func() bool {
+				return n.heard.status().Connected && n.heard.status().Version != "-" && n.heard.status().Version != ""
+			})
 			close(cut)
 			until(t, "the loss", func() bool { return !n.heard.status().Connected })
 			row("shop/s0", "10.0.0.1", registrypb.ServiceEndpoint_DRAINING)
