@@ -206,7 +206,9 @@ func TestNamespaceLater(t *testing.T) {
 	if served() {
 		t.Fatal("served without a namespace")
 	}
-	err := errors.Join(ip("netns", "add", late.NSName()), ip("-n", late.NSName(), "link", "set", "lo", "up"))
+	ns := late.NSName()
+	err := errors.Join(ip("netns", "add", ns), ip("-n", ns, "link", "set", "lo", "up"),
+		ip("-n", ns, "addr", "add", late.IP4.String()+"/32", "dev", "lo"), ip("-n", ns, "addr", "add", late.IP6.String()+"/128", "dev", "lo"))
 	if err != nil {
 		t.Fatal(err)
 	}

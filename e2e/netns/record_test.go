@@ -95,7 +95,7 @@ func TestRecordTables(t *testing.T) {
 		{"a ClientHello to an HTTP port", vip(multi, 8080), string(clientHello(sni("mp-multi.shop.aether.internal"))),
 			"L2 the passthrough", "passed to " + vip(multi, 8080), 0, soon},
 		{"GET mykey to an HTTP port", vip(multi, 8080), "GET mykey\r\n",
-			"L2 the passthrough, not detected as HTTP; 1 ms", "passed to " + vip(multi, 8080), 0, soon},
+			"L2 the passthrough, not detected as HTTP; 1 ms", "HTTP/1.1 400 Bad Request", 0, soon}, // decision 042
 		{"server first on a raw port", vip(appVIP, portBanner), "",
 			"1.00 s; with the inspectors off for the number 1 ms", "banner", 0, 200 * time.Millisecond},
 		{"server first on a raw port, HTTP elsewhere", vip(mixed, 9000), "",

@@ -254,16 +254,34 @@ func TestCase164(t *testing.T) {
 	}
 }
 
-// TestCase171 (linkerd2-proxy 4175): a prefix that is none is told, its rule takes nothing, and the others work.
+// TestCase171 (linkerd2-proxy 4175): a prefix that is none is told. What it was to govern cannot be told, so nothing
+// of its Service goes to another rule until it is mended (decision 047).
 func TestCase171(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, patience)
-	routes(t, ctx, "case171-bad", "  - {matches: [{path: {type: PathPrefix, value: case171}}], backendRefs: ["+to("blue", 1)+"]}\n")
-	routes(t, ctx, "case171-good", "  - {matches: [{path: {type: PathPrefix, value: /case171}}], backendRefs: ["+to("green", 1)+"]}\n")
-	if got := asks(t, ctx, "/case171/x"); got.By != "green" {
-		t.Errorf("the good rule: got %d from %q", got.status, got.By)
+	addPod(t, ctx, mesh.Pod{Name: "case171", Account: "case171", Node: 1, Ports: "8080"}) // other tests' rules are on front
+	if err := w.Service(rig.ServiceManifest{Name: "case171", ClusterIPs: w.ClusterIPs(201), Ports: []uint16{8080}}); err != nil {
+		t.Fatal(err)
+	}
+	on := func(name, rules string) {
+		write(t, ctx, name, strings.Replace(routeOn("shop", name, rules), "name: front}", "name: case171}", 1))
+	}
+	on("case171-bad", "  - {matches: [{path: {type: PathPrefix, value: case171}}], backendRefs: ["+to("blue", 1)+"]}\n")
+	on("case171-good", "  - {matches: [{path: {type: PathPrefix, value: /case171}}], backendRefs: ["+to("green", 1)+"]}\n")
+	get := func() *answer {
+		return mustSend(t, ctx, transport(t, false, w.Pod("job"), proxyPort), "GET", "case171.shop.aether.internal:8080", "/case171/x", nil)
+	}
+	if a := get(); a.StatusCode != 500 {
+		t.Errorf("beside a prefix that is none: %d %q, want 500", a.StatusCode, a.body)
 	}
 	told(t, ctx, "case171-bad")
+	if err := w.Remove("case171-bad"); err != nil {
+		t.Fatal(err)
+	}
+	settle(t, ctx)
+	if a := get(); a.StatusCode != 200 || !strings.Contains(a.body, `"green"`) {
+		t.Errorf("without it: %d %q, want green's answer", a.StatusCode, a.body)
+	}
 }
 
 // TestCase174 (linkerd): what a route says that is not known is told, and its rules are not forgotten.

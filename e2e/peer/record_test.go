@@ -503,7 +503,7 @@ func testTables(t *testing.T, c *comparison) {
 		{"a ClientHello to an HTTP port", "mp-multi:8080", hello(t, mesh("mp-multi", "")), "L2 the passthrough",
 			original, original, original, original, "", ""},
 		{"a request line without a version to an HTTP port", "mp-multi:8080", "GET mykey\r\n", "L2 the passthrough; 1 ms",
-			original, original, original, original, "", ""},
+			original, original, original, original, "400", "042-what-begins-like-a-request.md"},
 		{"server first on a raw-TCP port", "speaker:3306", "", "today and per port 1.00 s, with the inspectors off 1 ms",
 			"speaker:3306 tcp, after 1 s", "speaker:3306 tcp, after 1 s", "speaker:3306 tcp", "speaker:3306 tcp, after 1 s", "speaker:3306 tcp", first},
 		{"server first outside the mesh", "outside:5432", "", "all 1.00 s",
