@@ -106,14 +106,14 @@ func TestColdDialExpires(t *testing.T) {
 	w.ended(0, 2, 0, 0)
 }
 
-// TestColdDialOverflow: of one pod 512 wait, connections and requests together; HTTP that finds no place is told so
+// TestColdDialOverflow: of one pod that is alone with them 2,048 of 4,096 wait (decision 055), connections and requests together; HTTP that finds no place is told so
 // in HTTP, and raw TCP is reset.
 func TestColdDialOverflow(t *testing.T) {
 	w := newColdTown(t)
 	w.news(w.says("HTTP=http,TCP=tcp", ""))
 	overflows := func() uint64 { return w.out.Cold[3].Value() }
 	for end := time.Now().Add(time.Minute); ; {
-		for w.out.Waiting() < 512 {
+		for w.out.Waiting() < 2048 {
 			w.dial(w.tcp)
 			w.wants()
 		}
@@ -145,7 +145,7 @@ func TestColdDialOverflow(t *testing.T) {
 			t.Fatalf("%d found no place, want both", overflows()-before)
 		}
 		if time.Now().After(end) {
-			t.Fatal("512 never wait at once")
+			t.Fatal("2,048 never wait at once")
 		}
 		for len(w.wanted) > 0 {
 			<-w.wanted

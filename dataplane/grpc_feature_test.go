@@ -792,6 +792,7 @@ func slowTown(t *testing.T) (w *town, move func(d time.Duration)) {
 	var now atomic.Int64
 	now.Store(int64(time.Hour))
 	w = newTownOn(t, engine.Config{Now: now.Load, MaxLoops: 1})
+	w.life = 48 * time.Hour // a hop ends with its certificates (decision 053)
 	l := w.engine.Loops()[0]
 	return w, func(d time.Duration) {
 		t.Helper()

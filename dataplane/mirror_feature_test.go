@@ -186,8 +186,9 @@ func TestMirrorHangs(t *testing.T) {
 			t.Fatalf("%d: %d %q, %v", i, status, text, err)
 		}
 	}
-	if got := w.mirrored("overflow"); got != n-256 {
-		t.Errorf("%d were not mirrored, want %d", got, n-256)
+	const most = 128 // of 256 a pod that is alone with them has half (decision 055)
+	if got := w.mirrored("overflow"); got != n-most {
+		t.Errorf("%d were not mirrored, want %d", got, n-most)
 	}
 }
 

@@ -235,10 +235,28 @@ func (s lame) Request(v6 bool, on func(int, error)) {
 	s.here.Request(v6, on)
 }
 
+// leaver is a client's connection that is reset where the call is given up: of one that only ends, right behind its
+// request, nobody can tell whether it waits for the answer (decision 040).
+type leaver struct {
+	*net.TCPConn
+	call context.Context
+}
+
+func (l leaver) Close() error {
+	if l.call.Err() != nil {
+		_ = l.SetLinger(0)
+	}
+	return l.TCPConn.Close()
+}
+
 // ask sends one request to the proxy at addr, over a connection of its own, so that net/http does not send it again.
 func ask(ctx context.Context, addr, method, host, path string, body io.Reader, fields ...string) (status int, text string, h http.Header, err error) {
-	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(dial context.Context, _, _ string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(dial, "tcp", addr)
+		if err != nil {
+			return nil, err
+		}
+		return leaver{c.(*net.TCPConn), ctx}, nil
 	}}
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+host+path, body)
 	if err != nil {

@@ -1,6 +1,7 @@
 package dataplane_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -83,6 +84,7 @@ type town struct {
 
 	inbounds map[string]*inbound.Pod // by container
 	ips      map[string]netip.Addr   // by container
+	life     time.Duration           // of the pods' certificates; 0: an hour
 	near     bool                    // sameNode: inProcess; what apply makes of the mesh
 
 	// sockets, if not nil, makes the sockets that a pod's inbound side delivers with.
@@ -190,7 +192,7 @@ func (w *town) pod(container, account, identity, ip string) *outbound.Pod {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s, err := w.ca.Issue(id, time.Hour)
+	s, err := w.ca.Issue(id, cmp.Or(w.life, time.Hour))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -311,7 +313,7 @@ local shop/other cid=other
 local shop/cart PORT cid=cart1
 local shop/cart PORT cid=cart2
 local shop/ask PORT cid=ask1
-filter shop/nobody rbac policy=p;ns:shop
+filter shop/nobody rbac policy=p;ns:none
 filter shop/ext authz
 filter shop/in scope=inbound target=cart rbac deny policy=p;id:spiffe://td/ns/shop/sa/other policy=q;ns:shop;path:/private
 filter shop/in2 scope=inbound target=ask authz
@@ -363,7 +365,7 @@ rule match=prefix:/cold to=cold:PORT
 		{"web", "GET", name, "/ext", nil, 403, "ext-authz-unavailable", nil, "refuse http-route ext-authz-unavailable"},
 		{"web", "GET", name, "/extredirect", nil, 403, "ext-authz-unavailable", []string{"Location", ""}, "refuse redirect ext-authz-unavailable"},
 		{"web", "OPTIONS", name, "/extcors", []string{"Origin", "https://a.example", "Access-Control-Request-Method", "PUT"}, 403, "ext-authz-unavailable",
-			[]string{"Access-Control-Allow-Origin", ""}, "refuse cors-preflight ext-authz-unavailable"},
+			[]string{"Access-Control-Allow-Origin", "https://a.example"}, "refuse cors-preflight ext-authz-unavailable"},
 
 		{"web", "GET", name, "/cold", nil, 503, "not yet", nil, "await await-rows no-endpoint"},
 		{"web", "GET", fmt.Sprintf("cold:%d", port), "/", nil, 503, "not yet", nil, "await await-rows no-endpoint"},

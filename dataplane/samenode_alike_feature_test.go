@@ -170,7 +170,7 @@ service shop/cart 127.0.0.2
 pods shop/cart PORT ip=127.1.0.1 pod=cart-1
 local shop/web cid=web
 local shop/cart PORT cid=cart1
-filter shop/nobody rbac policy=p;ns:shop
+filter shop/nobody rbac policy=p;ns:none
 filter shop/in scope=inbound target=cart rbac deny policy=q;ns:shop;path:/private
 route shop/cart cart
 rule match=prefix:/admin use=nobody

@@ -53,7 +53,7 @@ pods shop/cart PORT ip=127.1.0.1 pod=cart-1
 local shop/web cid=web
 local shop/other cid=other
 local shop/cart PORT cid=cart1
-filter shop/nobody rbac policy=p;ns:shop
+filter shop/nobody rbac policy=p;ns:none
 filter shop/in scope=inbound target=cart rbac deny policy=p;id:spiffe://td/ns/shop/sa/other policy=q;ns:shop;path:/private
 route shop/cart cart
 rule match=prefix:/admin use=nobody

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,9 +26,9 @@ type ConnInfo struct {
 	// OnRefused is called, on the loop, with the status of an answer that the engine
 	// itself gave to what could not be read as a request; no exchange tells of it. nil: nobody is told.
 	OnRefused func(c *ConnInfo, status int)
-	// Until is when the connection ends whatever it carries, in the loop's clock: its peer's certificate does, or
-	// ours. An HTTP/2 client is told goawayTime before. 0: it has no end.
-	Until int64
+	// Life is how long the connection may last from its start on, whatever it carries: then its peer's certificate
+	// ends, or ours. An HTTP/2 client is told goawayTime before. 0: it has no end.
+	Life time.Duration
 
 	conn  severed // the connection; nil: there is none (yet, or any more). The loop's own
 	cause error   // it was severed before it was there
@@ -130,8 +131,8 @@ func (c *h1server) start(first []byte) {
 		c.tell()
 	}
 	c.mark() // the flush pumps
-	if u := c.info.Until; u > 0 {
-		c.l.Arm(&c.cut, (*h1cut)(c), max(u-c.l.Now(), 1))
+	if c.info.Life > 0 {
+		c.l.Arm(&c.cut, (*h1cut)(c), int64(c.info.Life))
 	}
 	c.info.tie(c)
 }

@@ -134,8 +134,8 @@ func (c *h2conn) start(first []byte) {
 		c.unfed = true
 	}
 	c.mark()
-	if c.until = c.info.Until; c.until > 0 {
-		left := c.until - c.l.Now()
+	if left := int64(c.info.Life); left > 0 {
+		c.until = c.l.Now() + left
 		c.l.Arm(&c.cut, (*h2cut)(c), max(left-goawayTime, left/2, 1))
 	}
 	c.info.tie(c)

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"aether/dataplane/engine"
-	"aether/dataplane/reactor"
 	"aether/meshhop"
 	"aether/mtls"
 )
@@ -77,7 +76,7 @@ func (in *Inbound) Rotated(container string, now *mtls.SVID) {
 
 // holdSession holds an HTTP session to its identity, until it is over.
 func (c *conn) holdSession(h *meshhop.Inbound) (over func()) {
-	c.info.Until = reactor.Monotonic() + max(int64(time.Until(h.NotAfter)), 1)
+	c.info.Life = max(time.Until(h.NotAfter), 1)
 	over = c.in.bonds.keep(c.pod, h.Bond, c.info.Sever)
 	c.info.OnClose = func(*engine.ConnInfo) { over() }
 	return over
