@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -39,6 +40,14 @@ func TestClientGoes(t *testing.T) {
 						gone <- nil
 					}
 				})
+				dial := rt.DialContext
+				rt.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					c, err := dial(ctx, network, addr)
+					if err == nil { // an end that comes so soon would be that of a client that waits (decision 040)
+						err = c.(*net.TCPConn).SetLinger(0)
+					}
+					return c, err
+				}
 				call, cancel := context.WithCancel(ctx)
 				ended := make(chan struct{})
 				go func() {
