@@ -10,9 +10,6 @@ import (
 	"aether/mtls/spiffeid"
 )
 
-// maxPorts is how many ports a row may declare, and how many of them also over UDP.
-const maxPorts = 256
-
 // The words in an identity's form that stand for a name.
 const (
 	namespaceWord = "{namespace}"

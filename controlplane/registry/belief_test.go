@@ -107,8 +107,8 @@ func TestBelief(t *testing.T) {
 		make func(*registrypb.ServiceEndpoint)
 		want Fault
 	}{
-		"256 ports":             {func(e *registrypb.ServiceEndpoint) { ports(e, maxPorts, 1000) }, NoFault},
-		"257 ports":             {func(e *registrypb.ServiceEndpoint) { ports(e, maxPorts+1, 1000) }, ManyPorts},
+		"256 ports":             {func(e *registrypb.ServiceEndpoint) { ports(e, model.MaxPorts, 1000) }, NoFault},
+		"257 ports":             {func(e *registrypb.ServiceEndpoint) { ports(e, model.MaxPorts+1, 1000) }, ManyPorts},
 		"one port, 300 times":   {func(e *registrypb.ServiceEndpoint) { e.Ports = slices.Repeat([]uint32{8080, 9000}, 150) }, ManyPorts},
 		"a UDP port, 300 times": {func(e *registrypb.ServiceEndpoint) { e.UdpPorts = slices.Repeat([]uint32{8080}, 300) }, ManyPorts},
 		"the proxy port alone":  {func(e *registrypb.ServiceEndpoint) { ports(e, 1, model.PortProxy) }, OwnPorts},

@@ -75,14 +75,12 @@ func RowFault(e *registrypb.ServiceEndpoint) (Fault, string) {
 		return BadAddress, fmt.Sprintf("ip %.64q %s", e.GetIp(), why)
 	}
 	switch {
-	case len(e.GetPorts()) > maxPorts || len(e.GetUdpPorts()) > maxPorts:
-		return ManyPorts, fmt.Sprintf("it declares %d ports, more than %d", max(len(e.GetPorts()), len(e.GetUdpPorts())), maxPorts)
+	case max(len(e.GetPorts()), len(e.GetPortProtocols()), len(e.GetUdpPorts())) > model.MaxPorts:
+		return ManyPorts, fmt.Sprintf("it declares %d ports, more than %d: declare those that are called", max(len(e.GetPorts()), len(e.GetPortProtocols()), len(e.GetUdpPorts())), model.MaxPorts)
 	case e.GetClusterName() == "":
 		return NoCluster, "cluster_name is empty"
 	case len(e.GetPorts()) == 0:
 		return NoPorts, "it declares no port: whoever wrote it is older than per-port classes"
-	case len(e.GetPorts()) > model.MaxPorts || len(e.GetPortProtocols()) > model.MaxPorts || len(e.GetUdpPorts()) > model.MaxPorts:
-		return BadPort, fmt.Sprintf("it declares more than %d ports: declare those that are called", model.MaxPorts)
 	case e.GetPort() > 65535:
 		return BadPort, fmt.Sprintf("port %d is no port", e.GetPort())
 	}

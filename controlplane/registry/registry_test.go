@@ -38,7 +38,7 @@ func TestRowFault(t *testing.T) {
 				e.Ports = append(e.Ports, 20000+p)
 				e.PortProtocols[20000+p] = 1
 			}
-		}, BadPort, "more than 256 ports"},
+		}, ManyPorts, "more than 256"},
 		{"port above 65535", func(e *registrypb.ServiceEndpoint) { e.Port = 65536 }, BadPort, "port 65536"},
 		{"port 65535", func(e *registrypb.ServiceEndpoint) { e.Port = 65535 }, NoFault, ""},
 		{"port 0", func(e *registrypb.ServiceEndpoint) { e.Port = 0 }, NoFault, ""},

@@ -282,7 +282,7 @@ var bounds = []bound{
 	{"dataplane/authz", "MaxEdits", "changes in an answer", "it is none: the request is refused"},
 	{"dataplane/authz", "maxDepth", "messages inside each other, in an answer", "it is none: the request is refused"},
 
-	{"controlplane/registry", "maxPorts", "ports of a row, and those of them that are also UDP", "the whole row is refused, at the registrar, in the store and at the node: counted, named once"},
+	{"dataplane/model", "MaxPorts", "ports of a pod, and of a row", "of a pod's annotations the first are served and the rest is reported; of a row the whole is refused, at the registrar, in the store and at the node: counted, named once"},
 	{"controlplane/registry", "maxStated", "nanoseconds since 1970: the year 2116", "a statement of a time beyond is one that does not say when"},
 	{"controlplane/etcd", "requestTimeout", "time", "a request to etcd, or the begin of a watch, has failed; a write says so to its caller, a list is tried again"},
 	{"controlplane/etcd", "maxMessage", "bytes of an answer of etcd", "a page of the list is asked for again with a quarter of the keys; a watch is begun anew with a list"},
@@ -497,6 +497,8 @@ var bounds = []bound{
 
 // notBounds are constants whose names look like a bound's, and why they are none.
 var notBounds = map[string]string{
+	"dataplane/model.DefaultWeight":        "the default of an annotation (contract 1.3)",
+	"dataplane/model.DefaultPort":          "the default of an annotation (contract 1.3)",
 	"dataplane/http2.initWindow":           "the protocol's (RFC 9113 6.9.2)",
 	"dataplane/http2.settingInitialWindow": "an identifier (RFC 9113 6.5.2)",
 	"dataplane/http2.maxWindow":            "the protocol's (RFC 9113 6.9.1)",
