@@ -122,7 +122,7 @@ func (n *Node) HandOver() {
 	defer n.mu.Unlock()
 	n.gone = true
 	for _, p := range n.pods {
-		_ = p.engine.StopListening(context.Background(), false)
+		_ = p.engine.StopListening(context.Background(), false) // without an end of the context it does not fail
 	}
 	if err := n.cfg.Owner.Close(); err != nil {
 		n.log.Warn("listeners", "err", err)

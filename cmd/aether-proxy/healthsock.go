@@ -57,7 +57,7 @@ func serveHealth(ctx context.Context, path string, h http.Handler) error {
 	}
 	defer func() { // the next process may have put its own there
 		if at, err := os.Lstat(path); err == nil && os.SameFile(at, own) {
-			_ = os.Remove(path)
+			_ = os.Remove(path) // a socket that stays behind is replaced by the next process
 		}
 	}()
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: healthHead, ReadTimeout: healthHead, WriteTimeout: healthHead, IdleTimeout: healthIdle, MaxHeaderBytes: healthHeaders}

@@ -122,7 +122,7 @@ func (e *Engine) Farewell(ctx context.Context) {
 	e.shut = true
 	loops := append([]*Loop(nil), e.loops...)
 	e.mu.Unlock()
-	_ = e.everywhere(ctx, loops, func(l *Loop) {
+	_ = e.everywhere(ctx, loops, func(l *Loop) { // a loop that is late ends its connections when it runs, or Run cuts them
 		l.shut = true
 		l.Each(func(s reactor.Source) {
 			if d, ok := s.(drainer); ok {

@@ -43,7 +43,7 @@ type severed interface {
 // Sever ends the connection because its identity holds no more: it takes no new requests, and those under
 // way have a moment to end. Safe for concurrent use.
 func (i *ConnInfo) Sever(cause error) {
-	_ = i.Loop.Post(func() {
+	_ = i.Loop.Post(func() { // it fails when the loop has ended, and the connection with it
 		if i.cause = cause; i.conn != nil {
 			i.conn.sever(cause)
 		}
