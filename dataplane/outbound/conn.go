@@ -428,8 +428,12 @@ func (r *racer) Event(ev uint32) {
 		return
 	}
 	if !r.connected && ev&(reactor.Writable|reactor.Error|reactor.Hangup) != 0 {
-		if v, err := unix.GetsockoptInt(r.fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || v != 0 {
+		done, err := socket.Connected(r.fd)
+		if err != nil {
 			r.lost()
+			return
+		}
+		if !done {
 			return
 		}
 		r.connected = true

@@ -35,7 +35,7 @@ func Connect(ctx context.Context, fd int, addr netip.AddrPort) (*net.TCPConn, er
 // StartConnect begins to connect fd, an unconnected non-blocking TCP socket, to
 // addr, and does not wait: for the caller who has fd in an epoll of its own. nil
 // says that the attempt is under way, or has succeeded already; its end is the
-// socket becoming writable, and SO_ERROR its result. An error is the kernel's:
+// socket becoming writable, and Connected its result. An error is the kernel's:
 // no attempt is under way. IPv4 and its IPv4-mapped form mean the same, on a
 // socket of either family; the zone of an IPv6 address must be a number. fd stays
 // the caller's.
@@ -53,6 +53,28 @@ func StartConnect(fd int, addr netip.AddrPort) error {
 		return err
 	}
 	return nil
+}
+
+// Connected reports whether the connect that was started on fd has succeeded; false without an error: it is under
+// way still. A peer that has accepted the connection and reset it before this look counts as connected: what it sent
+// before the reset can be read, and the connection's own end follows, as the peer meant it. An error is the kernel's;
+// it reports each once, so a reset is read as an end (0 bytes) from then on.
+func Connected(fd int) (bool, error) {
+	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err != nil {
+		return false, err
+	}
+	switch e := unix.Errno(n); e {
+	case 0: // writable and without an error may still be a wake-up for nothing
+		if _, err = unix.Getpeername(fd); err == unix.ENOTCONN {
+			return false, nil
+		}
+		return err == nil, err
+	case unix.ECONNRESET, unix.EPIPE: // a reset that answers the SYN is ECONNREFUSED
+		return true, nil
+	default:
+		return false, e
+	}
 }
 
 // IsLocal reports whether a is an address of the network namespace that fd, an unbound TCP socket, is
@@ -98,18 +120,8 @@ func connect(ctx context.Context, f *os.File, fd int, addr netip.AddrPort) error
 				return true
 			}
 		}
-		n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		switch {
-		case err != nil:
-			result = err
-		case n != 0:
-			result = unix.Errno(n)
-		default:
-			// Writable and without an error may still be a wake-up for nothing.
-			_, result = unix.Getpeername(fd)
-			return result != unix.ENOTCONN
-		}
-		return true
+		done, result = Connected(fd)
+		return done || result != nil
 	})
 	if waitErr != nil {
 		if cause := context.Cause(ctx); cause != nil && errors.Is(waitErr, os.ErrDeadlineExceeded) {

@@ -449,8 +449,12 @@ func TestStartConnect(t *testing.T) {
 		if n != 1 || err != nil {
 			t.Fatalf("%s: never ended: %v", name, err)
 		}
-		if got := unix.Errno(option(t, fd, unix.SOL_SOCKET, unix.SO_ERROR)); got != tt.ended {
-			t.Errorf("%s ended with %v, want %v", name, got, tt.ended)
+		var want error
+		if tt.ended != 0 {
+			want = tt.ended
+		}
+		if ok, err := socket.Connected(fd); ok != (tt.ended == 0) || err != want {
+			t.Errorf("%s ended with %v, %v, want %v", name, ok, err, want)
 		}
 		if tt.ended == 0 {
 			accept(t, ln)
@@ -461,6 +465,53 @@ func TestStartConnect(t *testing.T) {
 	}
 	if err := socket.StartConnect(-1, netip.MustParseAddrPort("127.0.0.1:1")); !errors.Is(err, unix.EBADF) {
 		t.Errorf("a bad descriptor: %v", err)
+	}
+}
+
+// TestConnectedAndReset: a peer that accepts and resets at once was connected: what it sent first is read, then the end.
+func TestConnectedAndReset(t *testing.T) {
+	ns := netnstest.New(t)
+	ln := listen(t, ns, socket.Spec{Addr: netip.MustParseAddrPort("127.0.0.1:8080")})
+	for _, sent := range []string{"", "busy"} {
+		var fd int
+		netnstest.Do(t, ns, func() (err error) {
+			fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+			return err
+		})
+		t.Cleanup(func() { unix.Close(fd) })
+		if ok, err := socket.Connected(fd); ok || err != nil {
+			t.Fatalf("before the connect: %v, %v", ok, err)
+		}
+		if err := socket.StartConnect(fd, netip.MustParseAddrPort("127.0.0.1:8080")); err != nil {
+			t.Fatal(err)
+		}
+		peer := acceptQuiet(t, ln)
+		if sent != "" {
+			if _, err := unix.Write(peer, []byte(sent)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := socket.Abort(peer); err != nil {
+			t.Fatal(err)
+		}
+		p := []unix.PollFd{{Fd: int32(fd)}} // POLLERR and POLLHUP are always asked for
+		n, err := unix.Poll(p, int(patience/time.Millisecond))
+		for err == unix.EINTR {
+			n, err = unix.Poll(p, int(patience/time.Millisecond))
+		}
+		if n != 1 || err != nil || p[0].Revents&unix.POLLERR == 0 {
+			t.Fatalf("no reset arrived: %d, %v, %#x", n, err, p[0].Revents)
+		}
+		if ok, err := socket.Connected(fd); !ok || err != nil {
+			t.Errorf("after a reset: %v, %v, want connected", ok, err)
+		}
+		b := make([]byte, 16)
+		if n, err := unix.Read(fd, b); err != nil || string(b[:n]) != sent {
+			t.Errorf("read %q, %v, want %q", b[:max(n, 0)], err, sent)
+		}
+		if n, err := unix.Read(fd, b); n != 0 || err != nil {
+			t.Errorf("behind it: %d, %v, want the end", n, err)
+		}
 	}
 }
 
