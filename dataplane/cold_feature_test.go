@@ -140,7 +140,7 @@ func TestCold(t *testing.T) {
 	}
 }
 
-// TestColdExpires: 2 s without rows, and the answer is 503; a name that nobody has is answered at once (contract 4.6; limit 30 of 18).
+// TestColdExpires: 2 s without rows, and the answer is 503; a name that nobody has is answered at once (contract 4.6).
 func TestColdExpires(t *testing.T) {
 	w := newColdTown(t)
 	began := time.Now()

@@ -19,7 +19,7 @@ func (nobody) Watch(ctx context.Context, _ mtls.Ref, _ func(*mtls.SVID, error)) 
 	return nil
 }
 
-// TestHopSource (design 9, hopSource): a hop leaves from the pod's network namespace, or the
+// TestHopSource (hopSource, contract 10.9): a hop leaves from the pod's network namespace, or the
 // node's, as said last. That of this test's pod has nobody on its loopback.
 func TestHopSource(t *testing.T) {
 	n, err := New(Config{Identities: nobody{}, Journal: journal.NewRing(1)})

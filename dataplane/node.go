@@ -54,7 +54,7 @@ type Config struct {
 	Memory     int64            // bytes of memory that the process may use; 0: no limit (see MemoryLimit)
 	Records    record.Maker     // who seals TLS records
 	Authz      string           // where the authorization service is, in grpc-go's form; empty: extauthz.Target
-	Compat     bool             // accept Envoy-based peers: TLS 1.2, no server name (design 9)
+	Compat     bool             // accept Envoy-based peers: TLS 1.2, no server name (contract 6.2)
 	// Want asks whoever keeps the catalog for the rows of a service that something waits for
 	// (contract 4.6). Called on loops: it must not block. nil: nobody waits.
 	Want func(model.ServiceName)
@@ -541,7 +541,7 @@ func (n *Node) connect(ctx context.Context, container string, addr netip.AddrPor
 }
 
 // HopFromNode says whether hops to other nodes leave from the node's network namespace
-// instead of the pod's (hopSource of MeshConfig, design 9): new ones, for sessions that are
+// instead of the pod's (hopSource of MeshConfig, contract 10.9): new ones, for sessions that are
 // open stay where they are. The error says why it cannot be; then it is as before.
 func (n *Node) HopFromNode(on bool) error {
 	n.mu.Lock()

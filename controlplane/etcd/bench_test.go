@@ -16,7 +16,7 @@ import (
 	"aether/e2e/etcdtest"
 )
 
-// A store of the size of design 8's registrar.
+// A store of the size of the fleet of docs/scale.md.
 const (
 	benchServices = 3000
 	benchRows     = 100_000

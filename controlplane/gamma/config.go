@@ -299,7 +299,7 @@ type EndpointPolicySpec struct {
 	UDSSocket string `json:"udsSocket"`
 }
 
-// MeshConfig are the switches of the mesh (contract 10.9, design 9). What the object
+// MeshConfig are the switches of the mesh (contract 10.9, decision 034). What the object
 // named default of the control plane's namespace does not say is as the proxies'
 // flags have it. That of another namespace is for the pods of that namespace: of it spec.proxy
 // is in force, field by field over the control plane's.

@@ -28,7 +28,7 @@ type Mesh struct {
 	wide            []Flaw // where it speaks of the whole mesh; Reason is the field
 }
 
-// MeshConfig reads a MeshConfig (contract 10.9, design 9). A refused one says nothing.
+// MeshConfig reads a MeshConfig (contract 10.9, decision 034). A refused one says nothing.
 func (r *Reader) MeshConfig(o Object) *Mesh {
 	var m MeshConfig
 	flaws := append(r.tolerate(o, r.Strict(o, &m)), r.OwnAnnotations(o, m.Annotations)...)

@@ -64,7 +64,7 @@ func (b *Batch) Empty() bool {
 // Locality is where a node is: the labels topology.kubernetes.io/region and /zone.
 type Locality struct{ Region, Zone string }
 
-// Settings are the mesh's switches (MeshConfig, contract 10.9, and design 9). The
+// Settings are the mesh's switches (MeshConfig, contract 10.9, decision 034). The
 // zero value is what holds where nobody says anything.
 type Settings struct {
 	Semantics model.Semantics

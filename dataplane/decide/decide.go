@@ -40,7 +40,7 @@ const sniffWait = time.Second
 // any value does, and equal values choose alike.
 //
 // Passing through is decided here once for the connection: the address is no
-// service's and the first authority is no mesh name (design 9).
+// service's and the first authority is no mesh name (docs/architecture.md, "Rules of our own").
 //
 // Proxy: Serve, always; the loopback listener is HTTP. Inbound: f.Dst's port is
 // the one the SNI named; Deliver to a port the pod declares, else Refuse.
@@ -231,7 +231,7 @@ func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdic
 	return pass(pod, port, Opaque)
 }
 
-// comesBack reports whether what is dialled leads to a listener of ours in the pod itself (design 4, step 2; decision
+// comesBack reports whether what is dialled leads to a listener of ours in the pod itself (decision
 // 043). Nothing but a dial of the capture port has that port: what was diverted to it keeps
 // the port it was dialled with. The other listeners' ports are refused at addresses that are the
 // pod's own whatever its namespace looks like; one that its status does not list, only its

@@ -114,7 +114,7 @@ func hides(path []byte) bool {
 	return false
 }
 
-// spelling is design 9's path policy for a request at its source: if the path as
+// spelling is the path policy (decision 009) for a request at its source: if the path as
 // it is spelled and as it may be read choose different rules, neither may carry
 // policy; of one rule, RBAC must judge both alike for the caller, peer; and where any rule of the port does, no path has a third reading. self is what no rule means; nil: such a request is refused. walks
 // names what a refused spelling could walk around.

@@ -274,7 +274,7 @@ func undone(r *rand.Rand, plain, open string) string {
 }
 
 // TestNoSpellingIsDelivered: what policy denies or asks about under its plain path
-// is not delivered, or not unasked, under any other spelling of it (design 9, path policy).
+// is not delivered, or not unasked, under any other spelling of it (decision 009).
 func TestNoSpellingIsDelivered(t *testing.T) {
 	s, problems := compile.Compile(modeltest.Mesh(t, `
 service shop/cart 10.96.0.1

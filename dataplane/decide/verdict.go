@@ -97,9 +97,9 @@ const (
 
 	HTTPRoute              // a rule of an HTTPRoute chose the destination
 	GRPCRoute              // a rule of a GRPCRoute did
-	NoRule                 // routeSemantics GatewayAPI: no rule of the routes matches (design 9)
+	NoRule                 // routeSemantics GatewayAPI: no rule of the routes matches (decision 010)
 	RBACDenied             // an RBAC filter does not allow it (10.7)
-	PathSpelling           // policy, or which policy, depends on how the path is spelled (design 9)
+	PathSpelling           // policy, or which policy, depends on how the path is spelled (decision 009)
 	TooLarge               // a value is too long for an expression, or the query has too many parameters to be looked at
 	Redirect               // a rule answers with a redirection (10.2)
 	CORSPreflight          // a rule's CORS filter answers a preflight

@@ -49,7 +49,7 @@ const (
 	goawayTime  = int64(30 * time.Second) // a client of HTTP/2 is told so long before its session's certificates end, or at half of their rest
 	leaveTime   = int64(5 * time.Second)  // for the requests that are under way at an endpoint that has left
 	maxWaiters  = 1024                    // requests that wait for one hop, or one HTTP/2 application
-	maxSessions = 4                       // hop sessions a key (design 4.7)
+	maxSessions = 4                       // hop sessions a key (contract 5.2)
 	maxDrains   = 64                      // answers a session throws away while they come
 	pairHigh    = 64 << 10                // bytes of a request's body on the way in process before its source is stopped
 	keepPairs   = 1024                    // free pairs a loop keeps

@@ -30,7 +30,7 @@ var ErrTardy = errors.New("engine: the peer began an HTTP/2 frame or header bloc
 // life is how long the session may live; a while before it takes no new requests.
 type DialHop func(ctx context.Context) (fd int, rec record.Conn, life time.Duration, err error)
 
-// Hop is the sessions of one key (design 4.7) on one loop. All methods run on it.
+// Hop is the sessions of one key (contract 5.2) on one loop. All methods run on it.
 type Hop struct {
 	sessions
 	pod     *Pod

@@ -10,7 +10,7 @@ import (
 // Bounds of what is kept of requests' bodies (docs/limits.md is about these).
 const (
 	// ReplayMax is how much of a request's body is kept so that it can be sent
-	// again (design 9): once more has gone up the request is not replayable.
+	// again (decision 013): once more has gone up the request is not replayable.
 	ReplayMax = 64 << 10
 	// HoldMax is the most that Hold keeps, whatever it is asked for.
 	HoldMax = 1 << 20

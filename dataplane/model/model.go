@@ -474,7 +474,7 @@ const (
 	RemoveAll
 )
 
-// Semantics is how routes and names work together (design 9, routeSemantics).
+// Semantics is how routes and names work together (routeSemantics, decision 010).
 type Semantics uint8
 
 // The semantics. The zero value is the record's.
@@ -486,7 +486,7 @@ const (
 	GatewayAPI
 )
 
-// SameNode is how pods of one node reach each other (design 9, sameNode).
+// SameNode is how pods of one node reach each other (sameNode, decision 018).
 type SameNode uint8
 
 // The ways. The zero value is the record's.

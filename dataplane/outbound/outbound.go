@@ -452,7 +452,7 @@ func (o *Outbound) noTunnel(x *exchange.Exchange, rq *reqState, who string) {
 	o.reply(x, 501, "", causeNoTunnel+": "+who+" takes no upgrades over HTTP/2 (extended CONNECT, RFC 8441); send the request without Upgrade, or to a destination that does\n", 12)
 }
 
-// reply answers locally; grpc is the grpc-status for a gRPC request (design 9).
+// reply answers locally; grpc is the grpc-status for a gRPC request (docs/engine.md, "gRPC").
 func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, grpc int) {
 	rq, _ := x.User.(*reqState)
 	if rq != nil {

@@ -1,6 +1,6 @@
 package mutants
 
-// All are the breaks, in the order of the properties they break (design 5).
+// All are the breaks, in the order of the properties they break (docs/architecture.md, "Properties of the decision").
 var All = []Mutant{
 	{
 		Property: "every input gets a valid action",

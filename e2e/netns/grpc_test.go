@@ -188,7 +188,7 @@ func TestGRPCConnectionAge(t *testing.T) {
 }
 
 // TestGRPCRefused: a refusal of a gRPC request, by the proxy of either node, is one that gRPC clients
-// can show and act upon (design 9, contract 5.7).
+// can show and act upon (docs/engine.md, "gRPC"; contract 5.7).
 func TestGRPCRefused(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

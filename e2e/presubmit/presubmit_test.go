@@ -1,9 +1,12 @@
 // Package presubmit checks what no compiler does: that arrows between packages only
 // point down, that heavy imports stay where they belong, that pure packages are
-// pure, that every package says what it is, and that tests neither sleep nor skip.
+// pure, that every package says what it is, that tests neither sleep nor skip, and that
+// whatever code and documents cite is there.
 //
 //   - The tables are in layers_test.go; a line of a table has its reason beside it.
 //   - A new package fails until it has a line there: choosing its row is part of making it.
+//   - Citations are resolved in citations_test.go: a section of docs/contract.md, a row of
+//     docs/cases.md, a page of docs/decisions, a heading of another document.
 //   - Imports of tests are free: a test may hold its package against anything.
 //
 // It reads source, and runs nothing but go list.

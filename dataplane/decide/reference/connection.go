@@ -18,7 +18,7 @@ func refuse(reason string) Answer { return Answer{Action: "refuse", Reason: reas
 func (w *world) captured(f *model.Flow, pick uint32) Answer {
 	pod := w.workload(f)
 	d := f.Dst.Port()
-	switch a := f.Dst.Addr().Unmap(); d { // design 4, step 2; decision 043
+	switch a := f.Dst.Addr().Unmap(); d { // decision 043
 	case model.PortCapture:
 		return refuse("loop")
 	case model.PortMesh, model.PortProxy, model.PortRaw:

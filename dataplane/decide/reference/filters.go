@@ -36,7 +36,7 @@ type effects struct {
 
 type selector struct{ header, key string }
 
-// policy: access is decided here, so that spellings matter (design 9, path policy).
+// policy: access is decided here, so that spellings matter (decision 009).
 func (e *effects) policy() bool {
 	return e.authz != "" || slices.ContainsFunc(e.rbac, func(r rbac) bool { return !r.Audit })
 }

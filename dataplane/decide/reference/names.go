@@ -14,7 +14,7 @@ type meaning struct {
 }
 
 // name is the table of 4.5. Case does not matter, one trailing dot is dropped
-// (design 9), and what is not host or host:port names nothing.
+// (docs/architecture.md, "Rules of our own"), and what is not host or host:port names nothing.
 func (w *world) name(authority, caller string) (n meaning) {
 	host, number, hasPort := strings.Cut(authority, ":")
 	if hasPort {

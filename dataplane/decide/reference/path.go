@@ -38,7 +38,7 @@ func nibble(c byte) byte {
 	return i
 }
 
-// normal is the path as an application may read it (design 9, "path policy").
+// normal is the path as an application may read it (decision 009).
 // settled is false when four rounds of decoding do not reach an end.
 func normal(path string) (out string, settled bool) {
 	path = decodeAll(path)
@@ -100,7 +100,7 @@ func plainText(p string) bool {
 	return true
 }
 
-// wanders: the path has readings beside the raw and the normal one (design 9). An
+// wanders: the path has readings beside the raw and the normal one (decision 009). An
 // element is "..", however it is written: applications that decode less, or know no
 // ";" or backslash, climb elsewhere than others. Or something that may be a slash stands
 // behind a ";" of one raw element: who cuts before he decodes does not see it. Or it
@@ -121,7 +121,7 @@ func wanders(path string) bool {
 	})
 }
 
-// decodeAll undoes percent-encoding four times, the most that design 9 looks at.
+// decodeAll undoes percent-encoding four times, the most that decision 009 looks at.
 func decodeAll(s string) string {
 	for range 4 {
 		s = decodeOnce(s)

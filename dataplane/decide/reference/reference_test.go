@@ -7,7 +7,7 @@ import (
 	"aether/dataplane/model"
 )
 
-// TestNormal: design 9 "path policy", by hand.
+// TestNormal: the path policy of decision 009, by hand.
 func TestNormal(t *testing.T) {
 	for _, tt := range []struct{ path, want string }{
 		{"/", "/"}, {"/a", "/a"}, {"/a/", "/a/"}, {"*", "*"}, {"", ""},

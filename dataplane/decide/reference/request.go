@@ -241,7 +241,7 @@ func (w *world) caller(f *model.Flow) string {
 	return ""
 }
 
-// pathPolicy is design 9: where two spellings of a path pick different rules of
+// pathPolicy is decision 009: where two spellings of a path pick different rules of
 // which one carries policy, or policy judges them differently, or which climbs where
 // there is policy at all, the request is denied. asked is the other spelling where the
 // authorization service is asked.
