@@ -21,6 +21,7 @@ const (
 	contractFile = "docs/contract.md"
 	casesFile    = "docs/cases.md"
 	recordFile   = "docs/record.md"
+	glossaryFile = "docs/glossary.md"
 	decisionsDir = "docs/decisions"
 	indexFile    = decisionsDir + "/README.md"
 	ownFile      = "e2e/presubmit/citations_test.go"
@@ -395,6 +396,41 @@ func checkCases(text string, tests map[string]bool, exists func(string) bool) (w
 	return wrong
 }
 
+// TestGlossary holds the glossary's packages against the tree, and sees to it that a word stands there once.
+func TestGlossary(t *testing.T) {
+	all := documents(t)
+	i := slices.IndexFunc(all, func(d document) bool { return d.name == glossaryFile })
+	if i < 0 {
+		t.Fatalf("no %s", glossaryFile)
+	}
+	for _, e := range checkGlossary(all[i].text, func(name string) bool {
+		_, err := os.Stat(filepath.Join(root, name))
+		return err == nil
+	}) {
+		t.Error(e)
+	}
+}
+
+// checkGlossary gives the rows of the glossary whose word stands twice, or whose package is not there. Its last part, of what is to be
+// renamed, has no packages.
+func checkGlossary(text string, exists func(string) bool) (wrong []string) {
+	text, _, _ = strings.Cut(text, "\n## To be renamed")
+	seen := map[string]bool{}
+	for _, row := range tableRows(text) {
+		if len(row) < 3 || row[0] == "word" || strings.HasPrefix(row[0], "---") {
+			continue
+		}
+		if seen[row[0]] {
+			wrong = append(wrong, fmt.Sprintf("%s: %q stands twice: give each meaning a word of its own", glossaryFile, row[0]))
+		}
+		seen[row[0]] = true
+		if p := strings.Trim(row[2], "`"); p == "" || !exists(p) {
+			wrong = append(wrong, fmt.Sprintf("%s: %q stands at package %q, which is not there: mend the path", glossaryFile, row[0], p))
+		}
+	}
+	return wrong
+}
+
 // TestDecisionsAreListed holds the index of decisions against the pages.
 func TestDecisionsAreListed(t *testing.T) {
 	for _, e := range checkIndex(documents(t)) {
@@ -511,6 +547,16 @@ func TestCitationsAreFound(t *testing.T) {
 		got := strings.Join(checkCases(tt.row, map[string]bool{"TestA": true}, func(n string) bool { return n == "a/b.txtar" }), "\n")
 		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
 			t.Errorf("%q: %q, want %q", tt.row, got, tt.want)
+		}
+	}
+	for _, tt := range []struct{ text, want string }{
+		{"| row | one | `a` |\n| column | two | `a` |\n## To be renamed\n| row | x | y |", ""},
+		{"| row | one | `b` |", "not there"},
+		{"| row | one | `a` |\n| row | two | `a` |", "twice"},
+	} {
+		got := strings.Join(checkGlossary(tt.text, func(n string) bool { return n == "a" }), "\n")
+		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
+			t.Errorf("%q: %q, want %q", tt.text, got, tt.want)
 		}
 	}
 	for _, tt := range []struct{ index, page, want string }{
