@@ -175,6 +175,6 @@ var only = []struct {
 // with a dot and what git ignores.
 var topLevel = []string{
 	"cmd", "tools", "dataplane", "sniff", "tproxy", "mtls", "meshhop", "quic", "controlplane", "cni", "bench", "e2e", "docs",
-	"go.mod", "go.sum", "Makefile", "README.md", "LICENSE", "bench_test.go",
+	"go.mod", "go.sum", "Makefile", "README.md", "CONTRIBUTING.md", "LICENSE", "bench_test.go",
 	"bin", // made by make build, ignored by git
 }
