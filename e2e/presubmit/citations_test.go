@@ -116,6 +116,16 @@ func asciiOnly(s string) string {
 
 func blank(s string) string { return strings.Repeat(" ", len(s)) }
 
+// blankLines is blank that keeps the ends of lines.
+func blankLines(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' {
+			return r
+		}
+		return ' '
+	}, asciiOnly(s))
+}
+
 const (
 	section  = `\d+(?:\.\d+)*[a-c]?\b`
 	further  = `(?:,?\s+and\s+|,\s+|;\s+|\s+to\s+|\s+or\s+)`
@@ -128,6 +138,7 @@ var (
 	number      = regexp.MustCompile(section)
 	digits      = regexp.MustCompile(`\d+`)
 	codeSpan    = regexp.MustCompile("`[^`\n]*`")
+	fence       = regexp.MustCompile("(?ms)^```.*?^```")
 	quoted      = regexp.MustCompile(`"([^"]+)"`)
 
 	ofContract = regexp.MustCompile(`(?i)\bcontract(?:'s)?\s+` + section + `(?:` + further + section + `)*`)
@@ -164,7 +175,11 @@ func makeLibrary(all []document, exists func(string) bool) *library {
 		h, a := map[string]bool{}, map[string]bool{}
 		for _, text := range headingsOf(d.text) {
 			h[text] = true
-			a[anchor(text)] = true
+			to := anchor(text)
+			for n := 1; a[to]; n++ { // the second of one name has -1 behind it
+				to = fmt.Sprintf("%s-%d", anchor(text), n)
+			}
+			a[to] = true
 		}
 		l.headings[d.name], l.anchors[d.name] = h, a
 		if d.name == casesFile {
@@ -293,7 +308,7 @@ func (l *library) unresolved(d document) (wrong []string) {
 	if !strings.HasSuffix(d.name, ".md") {
 		return wrong
 	}
-	text = codeSpan.ReplaceAllStringFunc(text, blank)
+	text = codeSpan.ReplaceAllStringFunc(fence.ReplaceAllStringFunc(text, blankLines), blank)
 	each(ofLink, func(at int, found string) {
 		m := ofLink.FindStringSubmatch(found)
 		to := d.name
@@ -497,7 +512,7 @@ func TestCitationsAreFound(t *testing.T) {
 		{contractFile, "# The contract\n\n## 4 Capture\n\n### 4.2 What\n\n### 4.3a Captured\n"},
 		{casesFile, "| case | a | b | c |\n|---|---|---|---|\n| 43 | x | y | z |\n"},
 		{recordFile, "# Record\n\n## Why the dialled port decides\n"},
-		{"docs/architecture.md", "# A\n\n## Path policy\n\n```\n# none\n```\n"},
+		{"docs/architecture.md", "# A\n\n## Path policy\n\n```\n# none\n```\n\n## Rows (all), `code`: x\n\n## Path policy\n"},
 		{decisionsDir + "/042-what.md", "# What\n"},
 	}
 	l := makeLibrary(all, func(name string) bool {
@@ -529,6 +544,14 @@ func TestCitationsAreFound(t *testing.T) {
 		{"docs/a.md", "[x](architecture.md#path-policy) [y](http://a/b)", ""},
 		{"docs/a.md", "[x](architecture.md#none)", "leads to no heading"},
 		{"docs/a.md", "\n[x](arch.md)", "docs/a.md:2"},
+		// What other checkers of links were reported to get wrong: the second heading of one name, brackets and colons in a
+		// heading, and what is no link since it is code.
+		{"docs/a.md", "[x](architecture.md#path-policy-1)", ""},
+		{"docs/a.md", "[x](architecture.md#path-policy-2)", "leads to no heading"},
+		{"docs/a.md", "[x](architecture.md#rows-all-code-x)", ""},
+		{"docs/a.md", "[x](architecture.md#rows-all-code:-x)", "leads to no heading"},
+		{"docs/a.md", "```md\n[x](none.md)\nü\n```\n`[x](none.md)`\n", ""},
+		{"docs/a.md", "```\nü\n```\n[x](none.md)\n", "docs/a.md:4"},
 	} {
 		got := strings.Join(l.unresolved(document{tt.file, tt.text}), "\n")
 		if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
