@@ -18,6 +18,19 @@ const topRow = 8
 // pureRow is the last row without a goroutine, socket, clock or logger.
 const pureRow = 3
 
+// rows says what stands in each row. docs/architecture.md has it as a table, with the packages.
+var rows = []string{
+	0: "standard library only",
+	1: "values",
+	2: "immutable values, codecs without I/O",
+	3: "pure: decisions, compilation, state machines",
+	4: "I/O without policy",
+	5: "connections",
+	6: "policy meets I/O",
+	7: "assembly",
+	8: "wiring only",
+}
+
 // places has a line a package, planned ones among them.
 var places = []place{
 	{"sniff", 0, "tells protocols apart by bytes alone"},
