@@ -8,9 +8,9 @@ SHELL       := /bin/bash
 # those that need a server may wait for its build.
 FUZZTIME     ?= 20000x
 TEST_TIMEOUT ?= 40m
-# Questions of soak-decide, and its seed (0: from the clock).
+# Questions of soak-decide, and the seed of soaks (e2e/testseed).
 CASES        ?= 1000000
-SEED         ?= 0
+SEED         ?= random
 # Meshes of soak-invalid.
 MESHES       ?= 16000
 # Relays that relays opens: at 9,000 the test's own limit of 20,000 files is near.
@@ -103,11 +103,11 @@ fuzz: ## Run every fuzz target, FUZZTIME times each (20000x)
 
 .PHONY: soak-decide
 soak-decide: ## Hold decisions against the reference, CASES times (1000000); SEED repeats a run
-	go test -count=1 -timeout 0 -v ./dataplane/decide/reference -run '^TestSoak$$' -cases $(CASES) -seed $(SEED)
+	AETHER_SEED=$(SEED) go test -count=1 -timeout 0 -v ./dataplane/decide/reference -run '^TestSoak$$' -cases $(CASES)
 
 .PHONY: soak-invalid
 soak-invalid: ## Make one thing of a mesh invalid and see that nothing is let through by it, in MESHES meshes (16000, some 10 million questions); SEED repeats a run
-	go test -count=1 -timeout 0 -v ./controlplane/compile -run '^TestInvalidNeverWidens$$' -meshes $(MESHES) -seed $(SEED)
+	AETHER_SEED=$(SEED) go test -count=1 -timeout 0 -v ./controlplane/compile -run '^TestInvalidNeverWidens$$' -meshes $(MESHES)
 
 .PHONY: relays
 relays: setup ## Open RELAYS raw-TCP relays at once (6000; the tests: 1,500) and see them gone again (root)
@@ -115,11 +115,11 @@ relays: setup ## Open RELAYS raw-TCP relays at once (6000; the tests: 1,500) and
 
 .PHONY: soak-retry
 soak-retry: ## Cut requests and connections anywhere, CUTS times (50000), and see none doubled or lost; SEED repeats a run
-	go test -race -count=1 -timeout 0 -v ./dataplane -run '^TestCuts$$' -cuts $(CUTS) -cuts-seed $(SEED)
+	AETHER_SEED=$(SEED) go test -race -count=1 -timeout 0 -v ./dataplane -run '^TestCuts$$' -cuts $(CUTS)
 
 .PHONY: soak-converge
 soak-converge: ## Hold nodes over a real API server against what contract 9.6 says, in ROUNDS random histories (60; the tests: 3); SEED repeats a run
-	go test -race -count=1 -timeout 0 -v ./controlplane/kubestore -run '^TestConvergence$$' -converge $(ROUNDS) -converge-seed $(SEED)
+	AETHER_SEED=$(SEED) go test -race -count=1 -timeout 0 -v ./controlplane/kubestore -run '^TestConvergence$$' -converge $(ROUNDS)
 
 .PHONY: soak-away
 soak-away: setup ## Keep the API server away for AWAY (3m; the tests: seconds), three times, under traffic (root)

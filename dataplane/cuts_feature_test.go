@@ -18,11 +18,11 @@ import (
 	"time"
 
 	"aether/dataplane/engine"
+	"aether/e2e/testseed"
 )
 
 var (
-	cuts     = flag.Int("cuts", 2000, "requests that TestCuts sends, each cut somewhere")
-	cutsSeed = flag.Uint64("cuts-seed", 1, "what TestCuts draws from; 0: the clock")
+	cuts = flag.Int("cuts", 2000, "requests that TestCuts sends, each cut somewhere")
 )
 
 // draw makes the numbers of one thing of one request: the same in each run of a seed.
@@ -97,11 +97,7 @@ func (s shaky) Request(v6 bool, on func(int, error)) {
 // sees a request twice unless contract 5.7 allows it: a method that is not idempotent only
 // after an application has said 503. No body is ever another's or has a hole, and every request is answered.
 func TestCuts(t *testing.T) {
-	seed := *cutsSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-cuts-seed=%d", seed)
+	seed := testseed.Seed(t)
 	idempotent := map[string]bool{"GET": true, "HEAD": true, "OPTIONS": true, "TRACE": true, "PUT": true, "DELETE": true}
 	type request struct {
 		method  string

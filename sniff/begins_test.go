@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"aether/e2e/testseed"
 )
 
 // lenient is somebody who reads requests, each in a way of his own; an oracle of BeginsRequest.
@@ -87,7 +89,7 @@ func someRequest(r *rand.Rand) []byte {
 // a request: nothing that some reader takes for one is called opaque, and the answer is the same, and
 // stays, however the bytes were cut.
 func TestNoReaderTakesIt(t *testing.T) {
-	r := rand.New(rand.NewPCG(rand.Uint64(), 42))
+	r := testseed.Rand(t)
 	taken := map[string]int{}
 	for range 50_000 {
 		noReaderTakes(t, someRequest(r), taken)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"aether/e2e/testseed"
 )
 
 // TestCases are the cases, of those gathered from other projects' issues, that first bytes
@@ -102,7 +104,7 @@ func TestCases(t *testing.T) {
 		}
 	})
 	t.Run("110 GREASE and ECH of random bytes", func(t *testing.T) {
-		b := hs(ext(0x1a1a), nameExt("public.example"), ext(extECH, randomBytes(seeded(t), 180)...),
+		b := hs(ext(0x1a1a), nameExt("public.example"), ext(extECH, randomBytes(testseed.Rand(t), 180)...),
 			ext(extKeyShare, 0, 10, 0x2a, 0x2a, 0, 1, 0, 0, 29, 0, 1, 9), ext(extVersions, 4, 0x3a, 0x3a, 3, 4), ext(0xfafa, 0))
 		if got := whole(b); got != "tls sni=public.example[public.example - ech 001d 0304]" {
 			t.Error(got)

@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"aether/e2e/testseed"
 )
 
 const (
@@ -232,7 +234,7 @@ func TestQUICVectors(t *testing.T) {
 // TestQUICFlows holds the flows of the captures against their labels, in every order
 // of their first datagrams.
 func TestQUICFlows(t *testing.T) {
-	random := seeded(t)
+	random := testseed.Rand(t)
 	rows := testdata(t, "quic.tsv")
 	orders := 0
 	for _, row := range rows {
@@ -273,7 +275,7 @@ func TestQUICFlows(t *testing.T) {
 
 // TestQUICInitials sends hellos of crypto/tls in all the ways that RFC 9000 allows.
 func TestQUICInitials(t *testing.T) {
-	random := seeded(t)
+	random := testseed.Rand(t)
 	for name, c := range configs() {
 		hello := quicHello(t, c)
 		want := byServer(t, records(hello, maxFragment))

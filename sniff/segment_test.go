@@ -11,7 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"aether/e2e/testseed"
 )
 
 // testdata is where the extracted captures are: those that may be passed on, or
@@ -104,7 +105,7 @@ func agrees(t *testing.T, name string, h Hello, want []string) {
 // TestStreams holds the clients' streams of the captures against the labels, and against
 // themselves in every segmentation.
 func TestStreams(t *testing.T) {
-	random := seeded(t)
+	random := testseed.Rand(t)
 	rows := testdata(t, "streams.tsv")
 	classes := map[string]int{}
 	splits := 0
@@ -129,7 +130,7 @@ func TestStreams(t *testing.T) {
 
 // TestSplitsByHand is the same for streams that the captures do not have.
 func TestSplitsByHand(t *testing.T) {
-	random := seeded(t)
+	random := testseed.Rand(t)
 	for _, tt := range textCases {
 		everySplit(t, tt.in, []byte(tt.in), random)
 	}
@@ -149,13 +150,6 @@ func TestSplitsByHand(t *testing.T) {
 		}
 	}
 	everySplit(t, "head", head300, random)
-}
-
-// seeded is a source of random numbers whose seed is in the log.
-func seeded(t testing.TB) *rand.Rand {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
 }
 
 // everySplit checks that the answer about b does not depend on how it was cut into

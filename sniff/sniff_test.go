@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"aether/e2e/testseed"
 )
 
 // show is a Result in one line: what the tables compare.
@@ -297,7 +299,7 @@ func TestRequestHost(t *testing.T) {
 
 // TestVisibles holds the count of eight at a time against one at a time.
 func TestVisibles(t *testing.T) {
-	random := seeded(t)
+	random := testseed.Rand(t)
 	for range 20000 {
 		b := bytes.Repeat([]byte{'a'}, random.IntN(40))
 		for range random.IntN(3) {

@@ -8,17 +8,17 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"aether/controlplane/compile"
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
 	"aether/dataplane/snapshot"
 	"aether/dataplane/snapshot/snapshottest"
+	"aether/e2e/testseed"
 )
 
 var (
-	seed = flag.Uint64("seed", 0, "seed of the random meshes; 0: from the clock")
+	seed = flag.Uint64("seed", 0, "seed of the random meshes; 0: of the environment (testseed)")
 	runs = flag.Int("meshes", 100, "random meshes a property")
 )
 
@@ -27,7 +27,7 @@ func each(t *testing.T, property func(t *testing.T, r *rand.Rand, m *model.Mesh)
 	t.Helper()
 	s := *seed
 	if s == 0 {
-		s = uint64(time.Now().UnixNano())
+		s = testseed.Seed(t)
 	}
 	t.Logf("seed %d", s)
 	for i := range *runs {

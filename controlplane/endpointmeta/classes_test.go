@@ -2,12 +2,12 @@ package endpointmeta
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
 	"aether/dataplane/model"
+	"aether/e2e/testseed"
 )
 
 // Contract 1.3: the majority of rows; a tie goes to HTTP before TCP; no order of rows
@@ -34,8 +34,9 @@ func TestClasses(t *testing.T) {
 					rows = append(rows, ports)
 				}
 			}
+			r := testseed.Rand(t)
 			for range 10 {
-				rand.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
+				r.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
 				got, uniform := Classes(rows, own)
 				var s []string
 				for _, p := range got {

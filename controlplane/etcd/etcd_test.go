@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +23,7 @@ import (
 	"aether/e2e/counts"
 	"aether/e2e/etcdtest"
 	"aether/e2e/rig"
+	"aether/e2e/testseed"
 )
 
 // patience bounds what a test waits for: the machine may be busy, and a store that
@@ -991,9 +991,7 @@ func TestPagesOfLargeRows(t *testing.T) {
 // The convergence property: whatever is put, deleted, compacted and cut, what is
 // followed ends as what the store has, and never held a row that was not written.
 func TestConvergence(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := testseed.Rand(t)
 	server := etcdtest.Start(t)
 	gate := etcdtest.NewGate(t, server.Addr())
 	near := newStore(t, Config{Endpoints: []string{server.Endpoint()}})

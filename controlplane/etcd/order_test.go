@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"aether/controlplane/registry"
 	"aether/controlplane/registrypb"
 	"aether/e2e/etcdtest"
+	"aether/e2e/testseed"
 )
 
 // stated is a row as a node states it.
@@ -72,7 +72,7 @@ func TestStatementsAtOnce(t *testing.T) {
 	const replicas, statements = 3, 60
 	classes := [][]registrypb.PortProtocol{{http}, {tcp}, {http, tcp}, {udp, http}}
 	queues := make([][]uint64, replicas)
-	for i, at := range rand.Perm(statements) {
+	for i, at := range testseed.Rand(t).Perm(statements) {
 		queues[i%replicas] = append(queues[i%replicas], uint64(at+1))
 	}
 	var all sync.WaitGroup

@@ -34,11 +34,11 @@ import (
 	"aether/e2e/counts"
 	"aether/e2e/etcdtest"
 	"aether/e2e/rig"
+	"aether/e2e/testseed"
 )
 
 var (
-	rounds    = flag.Int("converge", 3, "rounds of TestConvergence: of 150 changes each, and in all but the first an API server that has forgotten")
-	firstSeed = flag.Uint64("converge-seed", 0, "its seed; 0: from the clock")
+	rounds = flag.Int("converge", 3, "rounds of TestConvergence: of 150 changes each, and in all but the first an API server that has forgotten")
 )
 
 // TestConvergence: whatever becomes of pods and nodes, of watches, API server, registrars
@@ -50,9 +50,7 @@ var (
 // that needs some. What contract 9.6 makes of an object is said here a second time
 // (derive), of annotations whose meaning is given and not read.
 func TestConvergence(t *testing.T) {
-	seed := cmp.Or(*firstSeed, uint64(time.Now().UnixNano()))
-	t.Logf("seed %d (-converge-seed)", seed)
-	w := newConverging(t, rand.New(rand.NewPCG(seed, 0)))
+	w := newConverging(t, testseed.Rand(t))
 	for i := range *rounds {
 		w.round(i > 0)
 	}

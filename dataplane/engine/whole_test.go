@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"aether/dataplane/http2"
+	"aether/e2e/testseed"
 )
 
 // early is what an application of TestWholeAnswerWhateverFollows does with one request: an answer that is
@@ -275,7 +276,7 @@ func TestWholeAnswerWhateverFollows(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			seed := rand.Uint64()
+			seed := testseed.Seed(t)
 			r := rand.New(rand.NewPCG(seed, 1))
 			var mu sync.Mutex
 			var is early

@@ -2,7 +2,6 @@ package outbound
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -10,6 +9,7 @@ import (
 	"aether/dataplane/decide"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
+	"aether/e2e/testseed"
 )
 
 // TestExplainIsTheWire: for any authority, explain has the answer that the wire has: captured at an HTTP port and
@@ -17,7 +17,7 @@ import (
 func TestExplainIsTheWire(t *testing.T) {
 	g := newGateway(t, firstBytesMesh)
 	snap := g.o.cfg.Store.Load()
-	r := rand.New(rand.NewPCG(rand.Uint64(), 13))
+	r := testseed.Rand(t)
 	one := func(all ...string) string { return all[r.IntN(len(all))] }
 	seen := map[string]int{}
 	for i := range 900 {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -27,6 +26,7 @@ import (
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
 	"aether/dataplane/snapshot"
+	"aether/e2e/testseed"
 	"aether/tproxy/socket"
 )
 
@@ -292,7 +292,7 @@ func inParts(s string, n int) (parts []string) {
 // they should be, does not leave an HTTP port of the mesh, however it is written, of whatever length, cut anyhow.
 func TestNoRequestLeavesAnHTTPPort(t *testing.T) {
 	g := newGateway(t, firstBytesMesh)
-	r := rand.New(rand.NewPCG(rand.Uint64(), 42))
+	r := testseed.Rand(t)
 	one := func(all ...string) string { return all[r.IntN(len(all))] }
 	dst := netip.MustParseAddrPort("10.96.0.1:8080")
 	readable := 0

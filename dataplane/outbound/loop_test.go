@@ -1,12 +1,12 @@
 package outbound
 
 import (
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"testing"
 
 	"aether/dataplane/model"
+	"aether/e2e/testseed"
 )
 
 // ownAddresses are addresses of this network namespace, which no status lists, in whatever spelling.
@@ -30,7 +30,7 @@ func ownAddresses(t *testing.T) (all []netip.Addr) {
 // whatever the status lists of them and however they are spelled, and none to 18001 to any address at all.
 func TestNothingLeadsBack(t *testing.T) {
 	g := newGateway(t, firstBytesMesh)
-	r := rand.New(rand.NewPCG(rand.Uint64(), 43))
+	r := testseed.Rand(t)
 	own := ownAddresses(t)
 	foreign := 0
 	for range 400 {

@@ -1,32 +1,23 @@
 package outbound
 
 import (
-	"flag"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"aether/controlplane/compile"
 	"aether/dataplane/model"
 	"aether/dataplane/model/modeltest"
+	"aether/e2e/testseed"
 )
-
-var sweepSeed = flag.Uint64("sweep-seed", 0, "seed of TestDeparted; 0: from the clock")
 
 // TestDeparted: what is judged by the difference of two snapshots is judged as by the whole of
 // the newer one: whatever was there before and is not, or is unhealthy, is closed, and nothing
 // else, also where a port changes its class or an address its service.
 func TestDeparted(t *testing.T) {
-	seed := *sweepSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-sweep-seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 1))
+	r := testseed.Rand(t)
 	judged := map[error]int{}
 	for range 300 {
 		m := modeltest.LivelyMesh(r)

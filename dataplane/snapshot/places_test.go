@@ -1,7 +1,6 @@
 package snapshot_test
 
 import (
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -9,12 +8,13 @@ import (
 
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
+	"aether/e2e/testseed"
 )
 
 // TestHTTPEndpoint holds the index of addresses against a walk over all sets, through random changes, and older
 // tables are as they were.
 func TestHTTPEndpoint(t *testing.T) {
-	r := rand.New(rand.NewPCG(rand.Uint64(), 44))
+	r := testseed.Rand(t)
 	addr := func(i int) netip.Addr {
 		if i%5 == 0 {
 			return netip.AddrFrom16([16]byte{0xfd, 15: byte(i)})

@@ -120,6 +120,7 @@ var places = []place{
 	{"e2e/demo", beside, "the demo"},
 	{"e2e/limits", beside, "writes docs/limits.md"},
 	{"e2e/counts", beside, "what tests say of how much they looked at"},
+	{"e2e/testseed", beside, "the numbers that random tests draw from"},
 	{"e2e/mutants", beside, "breaks the decision core on purpose"},
 	{"e2e/netns", beside, "tests on the rig"},
 	{"e2e/life", beside, "tests of pods' lives through whole data planes"},

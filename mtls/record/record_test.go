@@ -26,6 +26,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"aether/e2e/testseed"
 )
 
 func certificate(t testing.TB) tls.Certificate {
@@ -139,9 +141,7 @@ func random(r *mrand.Rand, n int) []byte {
 func TestChopped(t *testing.T) {
 	each(t, func(t *testing.T, cm, sm Maker) {
 		client, server := pair(t, cm, sm, nil)
-		seed := mrand.Uint64()
-		t.Log("seed", seed)
-		r := mrand.New(mrand.NewPCG(seed, 1))
+		r := testseed.Rand(t)
 		var wg sync.WaitGroup
 		for _, d := range []struct{ from, to Conn }{{client, server}, {server, client}} {
 			r := mrand.New(mrand.NewPCG(r.Uint64(), 2))

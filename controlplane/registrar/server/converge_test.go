@@ -15,21 +15,19 @@ import (
 	"aether/controlplane/registry"
 	"aether/controlplane/registrypb"
 	"aether/dataplane/model"
+	"aether/e2e/testseed"
 )
 
-var (
-	seeds     = flag.Int("converge", 12, "random histories of TestConvergence")
-	firstSeed = flag.Uint64("converge-seed", 1, "the first one's seed")
-)
+var seeds = flag.Int("converge", 12, "random histories of TestConvergence")
 
 // TestConvergence: whatever happens in whatever order (writers by two replicas and by
 // others, a store that goes away, fails or is replaced, watchers that go in the middle
 // of anything and come back to any replica with any filter), a watcher ends with what
 // the store has, and at no time holds a row that nobody ever wrote.
 func TestConvergence(t *testing.T) {
-	for i := range *seeds {
-		seed := *firstSeed + uint64(i)
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { converge(t, rand.New(rand.NewPCG(seed, 0))) })
+	seed := testseed.Seed(t)
+	for i := range uint64(*seeds) {
+		t.Run(fmt.Sprint(i), func(t *testing.T) { converge(t, rand.New(rand.NewPCG(seed, i))) })
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"aether/controlplane/registry"
 	"aether/controlplane/registrypb"
 	"aether/dataplane/model"
+	"aether/e2e/testseed"
 )
 
 // errSpace is what etcd answers to a put once its quota is used up (alarm NOSPACE).
@@ -227,10 +228,9 @@ func TestRefusedSlowly(t *testing.T) {
 // long, what was said last of each pod is in the snapshot at every moment and in the store in
 // the end. Given up is only what the store calls unfit.
 func TestRefusals(t *testing.T) {
-	for seed := range *seeds {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			refusals(t, rand.New(rand.NewPCG(*firstSeed+uint64(seed), 4)))
-		})
+	seed := testseed.Seed(t)
+	for i := range uint64(*seeds) {
+		t.Run(fmt.Sprint(i), func(t *testing.T) { refusals(t, rand.New(rand.NewPCG(seed, i))) })
 	}
 }
 

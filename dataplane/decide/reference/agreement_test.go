@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"aether/controlplane/compile"
 	"aether/dataplane/decide"
@@ -19,10 +18,11 @@ import (
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 	"aether/e2e/counts"
+	"aether/e2e/testseed"
 )
 
 var (
-	seedFlag = flag.Uint64("seed", 0, "seed of the random meshes; 0: from the clock")
+	seedFlag = flag.Uint64("seed", 0, "seed of the random meshes; 0: of the environment (testseed)")
 	soakFlag = flag.Int("cases", 2000, "questions that TestSoak asks")
 	keepFlag = flag.Int("keep", 1, "disagreements of different kinds that are looked for before the test ends")
 )
@@ -180,7 +180,7 @@ func agree(t *testing.T, n int) {
 	t.Helper()
 	seed := *seedFlag
 	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
+		seed = testseed.Seed(t)
 	}
 	t.Logf("go test ./dataplane/decide/reference -run '^%s$' -seed %d -cases %d repeats it", t.Name(), seed, n)
 	var asked, next atomic.Int64
