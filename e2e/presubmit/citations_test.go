@@ -30,6 +30,9 @@ const (
 // cited are the names of the files that cite: those with one of the suffixes, and Makefile.
 var cited = []string{".go", ".md", ".txtar", ".yaml", ".yml", ".sh", ".proto", "Makefile"}
 
+// ofOthers are documents that name files of another project.
+var ofOthers = []string{contractFile, recordFile}
+
 // document is a file of the tree that cites or is cited.
 type document struct {
 	name string // below the root
@@ -138,6 +141,7 @@ var (
 	number      = regexp.MustCompile(section)
 	digits      = regexp.MustCompile(`\d+`)
 	codeSpan    = regexp.MustCompile("`[^`\n]*`")
+	codePath    = regexp.MustCompile("`((?:[a-z0-9_]+/)*[a-z0-9_.-]+\\.(?:go|txtar|sh)|(?:cmd|dataplane|controlplane|sniff|tproxy|mtls|meshhop|e2e|bench)(?:/[a-z0-9_]+)+)`")
 	fence       = regexp.MustCompile("(?ms)^```.*?^```")
 	quoted      = regexp.MustCompile(`"([^"]+)"`)
 
@@ -160,15 +164,19 @@ type library struct {
 	cases    map[string]bool
 	pages    map[string]bool // decisions by number
 	files    map[string]bool // every document
+	suffix   map[string]bool // what its path may be cut to from the left: b/c.go and c.go of a/b/c.go
 	exists   func(name string) bool
 }
 
 // makeLibrary reads what is cited. exists reports whether there is a file or directory, below the root.
 func makeLibrary(all []document, exists func(string) bool) *library {
 	l := &library{headings: map[string]map[string]bool{}, anchors: map[string]map[string]bool{},
-		cases: map[string]bool{}, pages: map[string]bool{}, files: map[string]bool{}, exists: exists}
+		cases: map[string]bool{}, pages: map[string]bool{}, files: map[string]bool{}, suffix: map[string]bool{}, exists: exists}
 	for _, d := range all {
 		l.files[d.name] = true
+		for rest, more := d.name, true; more; _, rest, more = strings.Cut(rest, "/") {
+			l.suffix[rest] = true
+		}
 		if !strings.HasSuffix(d.name, ".md") {
 			continue
 		}
@@ -308,7 +316,15 @@ func (l *library) unresolved(d document) (wrong []string) {
 	if !strings.HasSuffix(d.name, ".md") {
 		return wrong
 	}
-	text = codeSpan.ReplaceAllStringFunc(fence.ReplaceAllStringFunc(text, blankLines), blank)
+	text = fence.ReplaceAllStringFunc(text, blankLines)
+	if !slices.Contains(ofOthers, d.name) {
+		for _, m := range codePath.FindAllStringSubmatchIndex(text, -1) {
+			if file := text[m[2]:m[3]]; !l.suffix[file] && !l.exists(file) {
+				say(m[0], file, "names no file or package of the tree: mend the path")
+			}
+		}
+	}
+	text = codeSpan.ReplaceAllStringFunc(text, blank)
 	each(ofLink, func(at int, found string) {
 		m := ofLink.FindStringSubmatch(found)
 		to := d.name
@@ -514,9 +530,10 @@ func TestCitationsAreFound(t *testing.T) {
 		{recordFile, "# Record\n\n## Why the dialled port decides\n"},
 		{"docs/architecture.md", "# A\n\n## Path policy\n\n```\n# none\n```\n\n## Rows (all), `code`: x\n\n## Path policy\n"},
 		{decisionsDir + "/042-what.md", "# What\n"},
+		{"a/b/c.go", "package b"},
 	}
 	l := makeLibrary(all, func(name string) bool {
-		return slices.ContainsFunc(all, func(d document) bool { return d.name == name })
+		return name == "dataplane/engine" || slices.ContainsFunc(all, func(d document) bool { return d.name == name })
 	})
 	for _, tt := range []struct{ file, text, want string }{
 		{"a.go", "package a // contract 4.2 and 4.3a", ""},
@@ -544,6 +561,9 @@ func TestCitationsAreFound(t *testing.T) {
 		{"docs/a.md", "[x](architecture.md#path-policy) [y](http://a/b)", ""},
 		{"docs/a.md", "[x](architecture.md#none)", "leads to no heading"},
 		{"docs/a.md", "\n[x](arch.md)", "docs/a.md:2"},
+		{"docs/a.md", "`b/c.go`, `c.go`, `docs/architecture.md`, `dataplane/engine`, `Conn.Feed`", ""},
+		{"docs/a.md", "\n`d/c.go`", `docs/a.md:2: "d/c.go" names no file`},
+		{"docs/a.md", "`dataplane/nowhere`", "names no file or package"},
 		// What other checkers of links were reported to get wrong: the second heading of one name, brackets and colons in a
 		// heading, and what is no link since it is code.
 		{"docs/a.md", "[x](architecture.md#path-policy-1)", ""},
