@@ -10,8 +10,8 @@ import (
 	"aether/e2e/testseed"
 )
 
-// TestCases are the cases, of those gathered from other projects' issues, that first bytes
-// decide; the numbers are that list's. What a proxy then does is tested where it does it.
+// TestCases are the public bug reports that first bytes decide, by their numbers in
+// docs/cases.md. What a proxy then does is tested where it does it.
 func TestCases(t *testing.T) {
 	whole := func(b []byte) string { return full(Detect(b)) }
 	hs := func(exts ...[]byte) []byte { return records(build(exts...), maxFragment) }

@@ -145,7 +145,7 @@ func TestSplitsByHand(t *testing.T) {
 	for name, c := range configs() {
 		b := clientHelloOf(t, c)
 		everySplit(t, name, b, random)
-		for _, n := range []int{1, 2, 500} { // case 95 of the issues gathered from other projects
+		for _, n := range []int{1, 2, 500} { // case 95
 			everySplit(t, fmt.Sprintf("%s in records of %d", name, n), records(b[recordHeader:], n), random)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"aether/dataplane/httpmsg"
 )
 
-// Tests that come from a public bug report carry its number in the project's
-// catalogue of cases ("case 13").
+// Tests that come from a public bug report carry its number in docs/cases.md
+// ("case 13").
 
 func TestRequest(t *testing.T) {
 	const host = "Host: a\r\n"

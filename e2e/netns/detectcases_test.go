@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// The reports of section 5 of the catalogue of public bugs, those that need real sockets, by their numbers.
+// Public bug reports about TLS and the detection of protocols that need real sockets, by their numbers in docs/cases.md.
 // 106 is with the routes.
 
 // TestCase93 (envoy 40730): a first flight larger than any buffer for inspection arrives whole, whatever it looks like.

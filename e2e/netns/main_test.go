@@ -7,7 +7,7 @@
 //   - Clients and servers are the standard library's and grpc-go's, or bytes written
 //     by hand: never the product's own codecs.
 //   - What is waited for is a condition. Tests that promise a time run alone.
-//   - TestCase<n> is case n of the catalogue of public bug reports; the legs are those of
+//   - TestCase<n> is row n of docs/cases.md, a public bug report; the legs are those of
 //     contract 4.14.
 package netns
 

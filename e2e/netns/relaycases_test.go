@@ -25,7 +25,7 @@ import (
 	"aether/e2e/rig"
 )
 
-// The reports of section 4 of the catalogue of public bugs, those that need real sockets, by their numbers.
+// Public bug reports about relays and capture that need real sockets, by their numbers in docs/cases.md.
 
 // TestCase76 (ztunnel 1483): a reset in the middle of an answer never looks like its end.
 func TestCase76(t *testing.T) {

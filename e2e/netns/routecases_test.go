@@ -12,8 +12,8 @@ import (
 	"aether/e2e/rig"
 )
 
-// The reports of section 9 of the catalogue of public bugs, those that are about where a request goes and what it looks
-// like when it arrives, by their numbers. Each has its own route on Service front, told apart by the path or a field.
+// Public bug reports about where a request goes and what it looks like when it arrives, by their numbers in
+// docs/cases.md. Each has its own route on Service front, told apart by the path or a field.
 
 // colours are the services of the route tests: front is the parent, the others are backends.
 var colours = []string{"front", "blue", "green"}
