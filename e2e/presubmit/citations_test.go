@@ -522,6 +522,21 @@ func checkIndex(all []document) (wrong []string) {
 	return wrong
 }
 
+// TestDocumentsAreListed holds docs/README.md, where a reader begins, against the documents that there are.
+func TestDocumentsAreListed(t *testing.T) {
+	all := documents(t)
+	i := slices.IndexFunc(all, func(d document) bool { return d.name == "docs/README.md" })
+	if i < 0 {
+		t.Fatal("no docs/README.md")
+	}
+	for _, d := range all {
+		dir, base := path.Split(d.name)
+		if dir == "docs/" && strings.HasSuffix(base, ".md") && d.name != all[i].name && !strings.Contains(all[i].text, "]("+base+")") {
+			t.Errorf("%s has no row in docs/README.md: add it to the table of all documents", d.name)
+		}
+	}
+}
+
 // TestCitationsAreFound sees to it that each kind of wrong citation is caught, with its line.
 func TestCitationsAreFound(t *testing.T) {
 	all := []document{
