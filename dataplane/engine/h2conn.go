@@ -417,26 +417,31 @@ func (c *h2conn) stuffed() bool {
 	return c.sh.tight && !c.fin && c.held >= fairHeld && (!c.hop && !c.mesh || c.sh.held >= hopHeld*c.l.podHeld())
 }
 
-// hoard is a hop that holds much as the task of its own timer.
+// hoard is a connection that holds much of many requests, a hop or one to an application, as the
+// task of its own timer.
 type hoard h2conn
 
 // Run is reactor.Task: while the pod holds too much, and is refused new requests
 // therefore, the streams whose data nobody has taken for stallTime end, the longest first.
 func (v *hoard) Run() {
 	c := (*h2conn)(v)
-	if c.closed {
-		return
-	}
 	defer c.tell()
 	if !c.sh.tight {
 		return
 	}
 	now, late := c.l.Now(), c.l.late[:0]
-	c.h2.Each(func(s *http2.Stream) {
-		if st, _ := s.User.(*h2stream); st != nil && len(st.pend) > 0 && now-st.moved >= stallTime {
+	if !c.closed {
+		c.h2.Each(func(s *http2.Stream) {
+			if st, _ := s.User.(*h2stream); st != nil && len(st.pend) > 0 && now-st.moved >= stallTime {
+				late = append(late, st)
+			}
+		})
+	}
+	for _, st := range c.waits {
+		if now-st.moved >= stallTime {
 			late = append(late, st)
 		}
-	})
+	}
 	slices.SortFunc(late, func(a, b *h2stream) int { return cmp.Compare(a.moved, b.moved) })
 	for _, st := range late {
 		if c.tell(); !c.sh.tight {
@@ -754,7 +759,7 @@ func (c *h2conn) tell() {
 		n += cap(c.left) + cap(c.sealed) + c.h2.Held()
 	}
 	c.account(n)
-	if c.held >= fairHeld && (c.hop || c.mesh) && !c.closed && !c.stuff.Armed() {
+	if c.held >= fairHeld && (c.client || c.mesh) && !c.stuff.Armed() {
 		c.l.Arm(&c.stuff, (*hoard)(c), stallLook)
 	}
 }

@@ -68,7 +68,7 @@ var bounds = []bound{
 	{"dataplane/engine", "podHeld", "bytes of buffers and parked requests a pod and loop; a quarter of the limit of memory if that is less", "until a quarter less is held: requests of the pod are refused (503 `overload`), no new head is read, less output is queued"},
 	{"dataplane/engine", "fairHeld", "bytes a connection", "an HTTP/2 connection that holds more is not read from while its pod holds more than `podHeld`; a hop session, on which streams end first (`stallTime`), while it holds `hopHeld` times that"},
 	{"dataplane/engine", "hopHeld", "times `podHeld`", "see `fairHeld`"},
-	{"dataplane/engine", "stallTime", "time", "of a pod that holds more than `podHeld`, a hop session's streams of which nothing was taken for so long, tunnels too, end as a timeout, the longest waiting first, until a quarter less is held"},
+	{"dataplane/engine", "stallTime", "time", "of a pod that holds more than `podHeld`, streams of hop sessions and of HTTP/2 applications of which nothing was taken for so long, tunnels and answers that are whole too, end as a timeout, the longest waiting first, until a quarter less is held"},
 	{"dataplane/engine", "stallLook", "time", "between two looks for such streams"},
 	{"dataplane/engine", "tightOut", "bytes a connection", "instead of `outHigh` while the pod holds more than `podHeld`"},
 	{"dataplane/engine", "leastPause", "time", "after a hop session that ended, or was sent away, without a request: no other is dialled, twice as long after each further one, with jitter"},
