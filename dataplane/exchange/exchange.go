@@ -392,6 +392,9 @@ func (x *Exchange) finish(who Side, c Code, cut bool) {
 		}
 	}
 	if cut && down != nil && who != Client {
+		if x.answered && c == Refused { // its answer has begun: nobody is to take it for untouched, and send it again (RFC 9113 8.7)
+			c = Closed
+		}
 		down.Abort(c)
 	}
 	x.svc.Done(x)
