@@ -124,6 +124,36 @@ func TestSilentPeerLosesItsTurn(t *testing.T) {
 	})
 }
 
+// lateConn is a connection whose bytes come at the moment that meanwhile ends.
+type lateConn struct {
+	net.Conn
+	meanwhile func()
+}
+
+func (c *lateConn) Read(b []byte) (int, error)      { c.meanwhile(); return len(b), nil }
+func (c *lateConn) SetReadDeadline(time.Time) error { return nil }
+
+// TestLostTurnEndsItsHandshake: a turn that is lost while the peer's bytes come ends its handshake all the same.
+func TestLostTurnEndsItsHandshake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLimiter(LimiterConfig{Node: 1, Pod: 1, Queue: 8})
+		first, err := l.Enter(t.Context(), "a", netip.MustParseAddr("10.0.0.1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer first.Leave()
+		var next *Turn
+		_, err = first.wrap(&lateConn{meanwhile: func() { next, err = l.Enter(t.Context(), "a", netip.MustParseAddr("10.0.0.2")) }}).Read(make([]byte, 1))
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a read of a handshake that has lost its turn: %v", err)
+		}
+		if next == nil || !first.wasLost() {
+			t.Fatalf("the turn was not given to who waits: %v", next)
+		}
+		next.Leave()
+	})
+}
+
 // TestTimesAreBounded: unless a configuration says otherwise, a connect has two seconds (contract 5.1), and a handshake,
 // with the wait for its turn, five.
 func TestTimesAreBounded(t *testing.T) {

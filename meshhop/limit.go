@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -182,16 +183,23 @@ type turned struct {
 	turn *Turn
 }
 
+// Read fails from when the turn is lost on, also where bytes came at the same moment: the connection's deadline has passed
+// for good, and a handshake that went on would end in a connection that cannot be read.
 func (c *turned) Read(b []byte) (int, error) {
 	c.turn.mark(time.Now(), c.Conn)
-	defer c.turn.mark(time.Time{}, nil)
-	return c.Conn.Read(b)
+	n, err := c.Conn.Read(b)
+	if c.turn.mark(time.Time{}, nil) {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return n, err
 }
 
-func (t *Turn) mark(silent time.Time, conn net.Conn) {
+// mark notes since when the peer is waited for, on conn, and reports whether the turn is lost.
+func (t *Turn) mark(silent time.Time, conn net.Conn) (lost bool) {
 	t.l.mu.Lock()
+	defer t.l.mu.Unlock()
 	t.silent, t.conn = silent, conn
-	t.l.mu.Unlock()
+	return t.lost
 }
 
 // All that follows is called with mu held.
