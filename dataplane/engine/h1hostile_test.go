@@ -630,3 +630,30 @@ func TestBigAnswerHead(t *testing.T) {
 		t.Errorf("%d bytes, want %d", len(got), want)
 	}
 }
+
+// TestHalfClosedInAnAnswer: a client whose end comes with its request, and is seen once the answer has begun, gets
+// the rest of it, and then the connection ends although the answer did not say so.
+func TestHalfClosedInAnAnswer(t *testing.T) {
+	clock := newClock()
+	s := newStage(t, Config{Now: clock.Now})
+	pod := s.e.AddPod("p")
+	end := make(chan struct{})
+	v := &svc{pod: pod, to: s.app(heads(func(c *net.TCPConn, _ *bufio.Reader, _ string) bool {
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nq")
+		<-end
+		_, err := io.WriteString(c, "k")
+		return err == nil
+	}))}
+	c := dial(t, s.front(pod, v, false))
+	io.WriteString(c, "GET / HTTP/1.1\r\n"+okHost+"\r\n")
+	br := bufio.NewReader(c)
+	if _, err := br.ReadString('q'); err != nil { // of the body
+		t.Fatal(err)
+	}
+	c.CloseWrite()
+	ask(t, s, func(*Loop) bool { return true })
+	close(end)
+	if b, err := io.ReadAll(br); err != nil || !strings.HasSuffix(string(b), "k") {
+		t.Errorf("%q, %v", b, err)
+	}
+}

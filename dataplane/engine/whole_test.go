@@ -20,6 +20,7 @@ import (
 	oracle "golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
 
+	"aether/dataplane/exchange"
 	"aether/dataplane/http2"
 	"aether/e2e/testseed"
 )
@@ -387,4 +388,58 @@ func TestUploadGoesOnBehindAWholeAnswer(t *testing.T) {
 	if !bytes.Equal(got, body(answered)) {
 		t.Errorf("%d bytes, or others than those of the answer", len(got))
 	}
+}
+
+// TestWholeAnswerBehindAFailedWrite: an application answers whole and resets its connection, which is found out by a write on it before anything was
+// read: the answer reaches its client.
+func TestWholeAnswerBehindAFailedWrite(t *testing.T) {
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	begun, answer, gone := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var once atomic.Bool
+	v := &svc{pod: pod, h2: true, to: s.app(func(c *net.TCPConn) {
+		if once.Swap(true) {
+			return // another connection, for the other request
+		}
+		defer close(gone)
+		p := newPeer2(t, c, false)
+		for p.flush() == nil {
+			f, err := p.ReadFrame()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			switch f := f.(type) {
+			case *oracle.SettingsFrame:
+				if !f.IsAck() {
+					p.WriteSettingsAck()
+				}
+			case *oracle.MetaHeadersFrame:
+				close(begun)
+				<-answer
+				p.head(f.StreamID, false, ":status", "200")
+				p.WriteData(f.StreamID, true, body(100))
+				_ = p.flush()
+				reset(c)
+				_ = c.Close()
+				return
+			}
+		}
+	})}
+	v.request = func(x *exchange.Exchange) bool {
+		if string(x.Req.Path) == "/2" { // on the loop, which has asked for events before
+			close(answer)
+			<-gone
+		}
+		return false
+	}
+	addr := s.front(pod, v, false)
+	first, second := dial(t, addr), dial(t, addr)
+	io.WriteString(first, "GET /1 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+	<-begun
+	io.WriteString(second, "GET /2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+	if got := rest(t, first); !strings.HasPrefix(got, "HTTP/1.1 200 ") || !strings.Contains(got, string(body(100))) {
+		t.Errorf("%q", got)
+	}
+	rest(t, second)
 }
