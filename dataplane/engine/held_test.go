@@ -15,6 +15,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"aether/dataplane/exchange"
+	"aether/dataplane/httpmsg"
+	"aether/dataplane/reactor"
 )
 
 // told is what the pods' shares of the first loop hold, as far as they know.
@@ -359,6 +361,61 @@ func TestWhatBeginsEnds(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a connection that we do not read from", func(t *testing.T) {
+		ck := newClock()
+		s := newStage(t, Config{Now: ck.Now, Memory: 16 << 20, Used: func() uint64 { return 0 }}) // a pod may hold a quarter
+		pod := s.e.AddPod("p")
+		addr := s.front(pod, &svc{pod: pod, request: func(x *exchange.Exchange) bool { x.Park(); return true }}, true)
+		fill := func(streams uint32) *peer2 { // of which the exchanges take nothing
+			p := newPeer2(t, dial(t, addr), true)
+			for id := uint32(1); id < 2*streams; id += 2 {
+				p.head(id, false, request()...)
+				for range 15 {
+					p.WriteData(id, false, make([]byte, 16<<10))
+				}
+			}
+			return p
+		}
+		p := fill(6)
+		p.WritePing(false, [8]byte{1})
+		rest := bytes.Clone(p.buf.Bytes()[p.buf.Len()-5:])
+		p.buf.Truncate(p.buf.Len() - 5)
+		if err := p.flush(); err != nil {
+			t.Fatal(err)
+		}
+		s.seen(t, func(c *h2conn) bool { return c.begun != 0 })
+		other := fill(12)
+		if err := other.flush(); err != nil {
+			t.Fatal(err)
+		}
+		held := func(want bool) func() bool {
+			return func() (yes bool) {
+				s.onLoop(func(l *Loop) { yes = pod.share(l).tight == want })
+				return yes
+			}
+		}
+		eventually(t, "the pod holds too much", held(true))
+		p.buf.Write(rest)
+		if err := p.flush(); err != nil {
+			t.Fatal(err)
+		}
+		s.seen(t, func(c *h2conn) bool { return c.begun != 0 && c.readable() })
+		ck.move(t, s.e, 16*time.Second)
+		if pod.Conns() != 2 {
+			t.Fatal("a connection was ended for what it had sent, and nobody had read")
+		}
+		other.c.Close()
+		eventually(t, "the pod holds less", held(false))
+		for {
+			f, err := p.ReadFrame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f, ok := f.(*oracle.PingFrame); ok && f.IsAck() {
+				break
+			}
+		}
+	})
 	t.Run("frames in pieces, one after the other", func(t *testing.T) {
 		ck := newClock()
 		s := newStage(t, Config{Now: ck.Now})
@@ -385,4 +442,50 @@ func TestWhatBeginsEnds(t *testing.T) {
 			t.Errorf("status %s", got)
 		}
 	})
+}
+
+// TestABurstLeavesNothingBehind: what a burst needed in buffers is given back a moment after it, though the connection stays busy.
+func TestABurstLeavesNothingBehind(t *testing.T) {
+	ck := newClock()
+	s := newStage(t, Config{Now: ck.Now})
+	pod := s.e.AddPod("p")
+	addr := s.front(pod, &svc{pod: pod, request: func(x *exchange.Exchange) bool {
+		if string(x.Req.Path) == "/wait" {
+			x.Park()
+		} else {
+			x.Reply(&httpmsg.Head{Status: 200}, make([]byte, 200_000))
+		}
+		return true
+	}}, true)
+	p := newPeer2(t, dial(t, addr), true, oracle.Setting{ID: oracle.SettingInitialWindowSize, Val: 1 << 20})
+	p.WriteWindowUpdate(0, 1<<20)
+	p.get(1, "/wait")
+	p.get(3, "/much")
+	if err := p.flush(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		f, err := p.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f, ok := f.(*oracle.DataFrame); ok && f.StreamEnded() {
+			break
+		}
+	}
+	slack := func() (n int) {
+		s.onLoop(func(l *Loop) {
+			l.Each(func(src reactor.Source) {
+				if c, ok := src.(*h2conn); ok {
+					n += c.h2.Slack()
+				}
+			})
+		})
+		return n
+	}
+	if slack() <= keepSlack {
+		t.Fatalf("%d bytes are left: the answer was none of a burst", slack())
+	}
+	ck.move(t, s.e, time.Duration(2*trimAfter))
+	eventually(t, "they are given back", func() bool { return slack() <= keepSlack })
 }
