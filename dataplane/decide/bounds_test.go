@@ -83,3 +83,44 @@ rule match=grpcr:a.*/Say use=no
 		}
 	}
 }
+
+// TestPreflightNamesAreBounded: the names that a preflight asks about are looked at up to a bound where a rule hangs on fields; beyond it
+// the preflight is refused, and not given to the rule behind.
+func TestPreflightNamesAreBounded(t *testing.T) {
+	s, problems := compile.Compile(modeltest.Mesh(t, `
+service shop/cart 10.96.0.1
+pods shop/cart 8080
+local shop/web
+route shop/r cart:8080
+rule name=field match=prefix:/f&h:x-api=2 cors=https://a.example;headers=x-api
+rule name=behind match=prefix:/f
+rule name=plain match=prefix:/p cors=https://a.example
+`))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	for _, tt := range []struct {
+		path string
+		size int
+		want string
+	}{
+		{"/f", 1024, "reply 204 (cors-preflight)"},
+		{"/f", 1025, "refuse 431 (too-large)"},
+		{"/p", 1025, "reply 204 (cors-preflight)"}, // hangs on no field
+	} {
+		f, err := model.ParseFlow("shop/web > 10.96.0.1:8080 http1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := httpmsg.Head{Method: []byte("OPTIONS"), Scheme: []byte("http"), Authority: []byte("cart"), Path: []byte(tt.path), Minor: 1}
+		names := strings.Repeat("a", tt.size-len(",x-api")) + ",x-api"
+		h.Add([]byte("origin"), []byte("https://a.example"))
+		h.Add([]byte("access-control-request-method"), []byte("GET"))
+		h.Add([]byte("access-control-request-headers"), []byte(names))
+		v := decide.Route(s, &f, &h, 0, nil)
+		v.Backend, v.Rule = nil, ""
+		if got := v.String(); got != tt.want {
+			t.Errorf("%s with %d bytes of names: %s, want %s", tt.path, tt.size, got, tt.want)
+		}
+	}
+}

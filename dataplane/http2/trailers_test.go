@@ -62,3 +62,20 @@ func TestTrailersTooLarge(t *testing.T) {
 	w.head(1, true, kv...)
 	w.want("1 head 200 len=-1\n1 trailers"+strings.Repeat(" x=\""+v+"\"", 50), "")
 }
+
+// TestBlanksInTrailers: blanks around a value are taken off in trailers as in heads (decision 037), at both ends.
+func TestBlanksInTrailers(t *testing.T) {
+	w := newWire(t, Config{Server: true})
+	w.head(1, false, ":method", "POST", ":scheme", "http", ":path", "/", ":authority", "a")
+	w.head(1, true, "x-a", " b\t", "x-c", "  ")
+	w.want("1 head POST http://a/ len=-1\n1 trailers x-a=\"b\" x-c=\"\"", "")
+	w = newWire(t, Config{})
+	s, err := w.c.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.WriteHead(get("/"), true)
+	w.head(1, false, ":status", "200")
+	w.head(1, true, "grpc-status", " 0 ")
+	w.want("1 head 200 len=-1\n1 trailers grpc-status=\"0\"", "")
+}
