@@ -26,7 +26,7 @@ type h1conn struct {
 	trailing bool // the body has ended, its trailers have not been taken
 	starved  bool // body bytes for out were refused: tell the exchange once there is room
 	pumping  bool
-	asked    bool // the request came on it: what the exchange holds is this connection's
+	server   bool // requests come on it: what their exchanges hold is this connection's
 
 	tunnel  bool // both directions are bytes, not messages (upgrade.go)
 	inEnd   bool // tunnel: the peer has ended its side
@@ -212,7 +212,7 @@ func (c *h1conn) high() int {
 func (c *h1conn) tell() {
 	if !c.closed { // else shut has
 		n := len(c.in) + cap(c.out) + cap(c.sealed) + c.body.Held()
-		if c.x != nil && c.asked {
+		if c.x != nil && c.server {
 			n += requestHeld + c.x.Held()
 		}
 		c.account(n)

@@ -117,7 +117,7 @@ func (l *Loop) AdoptHTTP1(fd int, info *ConnInfo, first []byte, readable bool) {
 }
 
 func (c *h1server) start(first []byte) {
-	c.asked = true
+	c.server = true
 	c.l.Arm(&c.timer, c, c.l.limit(idleDown))
 	c.heard = c.l.Now()
 	if len(first) > 0 {
