@@ -93,6 +93,7 @@ func TestInProcess(t *testing.T) {
 		"TestPeerThatStays":                {wire: "is about a peer of a hop"},
 		"TestSilentCallers":                {wire: "is about the mesh port"},
 		"TestCrowdOfHellos":                {wire: "is about the mesh port"},
+		"TestSilentConnectionsOfAnAddress": {wire: "is about the mesh port"},
 		"TestHelloInPieces":                {wire: "is about the mesh port"},
 	}
 	for _, name := range featureTests(t) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -166,6 +167,49 @@ func TestCrowdOfHellos(t *testing.T) {
 	}
 	if good, err := w.fresh(20, "web", "127.0.0.2", at, "cart"); good != 20 {
 		t.Errorf("%d of 20 fresh hops are made: %v", good, err)
+	}
+}
+
+// TestSilentConnectionsOfAnAddress: of one address so many connections to a pod may be silent; then the oldest of them makes
+// room, and nobody else's.
+func TestSilentConnectionsOfAnAddress(t *testing.T) {
+	const most = 64 // of an address
+	w := newTown(t, func(o *outbound.Config, i *inbound.Config) {
+		i.Acceptor = &meshhop.Acceptor{Limit: meshhop.NewLimiter(meshhop.LimiterConfig{}), Maker: record.Own}
+	})
+	w.pod("cart", "cart", "cart", "127.1.0.1")
+	w.apply("local shop/cart 8080 cid=cart\n")
+	at := w.hops[netip.MustParseAddr("127.1.0.1")]
+	const patience = 2 * time.Second // that each has
+	type caller struct {
+		net.Conn
+		since time.Time
+	}
+	dial := func(from string) caller {
+		since := time.Now()
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).DialContext(t.Context(), "tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return caller{c, since}
+	}
+	other := dial("127.0.0.3")
+	var conns []caller
+	for range most + 1 {
+		conns = append(conns, dial("127.0.0.2"))
+	}
+	took := time.Since(conns[0].since)
+	_ = conns[0].SetReadDeadline(time.Now().Add(10 * time.Second))
+	_, err := conns[0].Read(make([]byte, 1))
+	if !errors.Is(err, io.EOF) || time.Since(conns[0].since) >= patience && took < patience/2 { // else the machine is too busy to tell
+		t.Fatalf("the oldest of %d: %v after %v", len(conns), err, time.Since(conns[0].since))
+	}
+	for i, c := range append(conns[1:], other) {
+		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) && time.Since(c.since) < patience {
+			t.Errorf("connection %d: %v", i+1, err)
+		}
 	}
 }
 

@@ -489,3 +489,26 @@ func TestABurstLeavesNothingBehind(t *testing.T) {
 	ck.move(t, s.e, time.Duration(2*trimAfter))
 	eventually(t, "they are given back", func() bool { return slack() <= keepSlack })
 }
+
+// TestHeadsOfHTTP1AreCounted: what a request of HTTP/1 that waits keeps of its head is its pod's, and no longer than it waits.
+func TestHeadsOfHTTP1AreCounted(t *testing.T) {
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	addr := s.front(pod, &svc{pod: pod, request: func(x *exchange.Exchange) bool { x.Park(); return true }}, false)
+	var conns []*net.TCPConn
+	const n, fields, size = 20, 50, 600
+	for range n {
+		c := dial(t, addr)
+		fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: a\r\n%s\r\n", strings.Repeat("X-A: "+strings.Repeat("v", size)+"\r\n", fields))
+		conns = append(conns, c)
+	}
+	eventually(t, "the pod's account has them", func() bool { return s.told() >= n*fields*size })
+	if told := s.told(); told > n*(2*fields*size+bigReadBuf) {
+		t.Errorf("%d bytes are accounted for %d", told, n*fields*size)
+	}
+	for _, c := range conns {
+		reset(c)
+		c.Close()
+	}
+	eventually(t, "the account is empty", func() bool { return s.told() == 0 })
+}
