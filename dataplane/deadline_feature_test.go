@@ -13,7 +13,8 @@ import (
 )
 
 // TestDeadlineThatNobodyKeeps: a gRPC call whose application does not keep the caller's grpc-timeout, of a client that does not,
-// either, ends as DEADLINE_EXCEEDED at both sides, before an answer has begun and behind its head; a call without one goes on.
+// either, ends as DEADLINE_EXCEEDED at both sides, before an answer has begun and behind its head, also where a rule would give it longer; a call
+// without one goes on.
 func TestDeadlineThatNobodyKeeps(t *testing.T) {
 	w := newTown(t)
 	ended := make(chan struct{}, 8)
@@ -40,14 +41,16 @@ func TestDeadlineThatNobodyKeeps(t *testing.T) {
 	wg.Go(func() { _ = srv.Serve(ln) })
 	t.Cleanup(func() { srv.Close(); wg.Wait() })
 	port := ln.Addr().(*net.TCPAddr).Port
-	at := w.grpcMesh(fmt.Sprintf("%d=h2", port), "")
+	at := w.grpcMesh(fmt.Sprintf("%d=h2", port), "route shop/cart cart\nrule match=prefix:/ruled timeout=1h\nrule match=prefix:/short timeout=400ms\n")
 	tr := &http.Transport{Protocols: srv.Protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "tcp", at)
 	}}
 	defer tr.CloseIdleConnections()
 	call := func(path, timeout string) (status string, took time.Duration) {
-		r, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+cart(port)+path, strings.NewReader("x"))
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		r, err := http.NewRequestWithContext(ctx, "POST", "http://"+cart(port)+path, strings.NewReader("x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,8 +73,8 @@ func TestDeadlineThatNobodyKeeps(t *testing.T) {
 		}
 		return status, time.Since(start)
 	}
-	for _, path := range []string{"/never", "/late"} {
-		status, took := call(path, "300m")
+	for path, timeout := range map[string]string{"/never": "300m", "/late": "300m", "/ruled": "300m", "/short": "1H"} { // or the rule's, if that is shorter
+		status, took := call(path, timeout)
 		if status != "4" || took < 300*time.Millisecond {
 			t.Errorf("%s: grpc-status %q after %v, want 4, and not before 300 ms", path, status, took)
 		}
