@@ -147,6 +147,8 @@ func TestAuthz(t *testing.T) {
 		case "teapot":
 			return denial(418, "short and stout", header("Location", "/login"), header("X-Aether-Outcome", "503;-;GET;via_upstream"), header("Content-Type", "text/tea"),
 				also("Set-Cookie", "a=1"), also("Set-Cookie", "b=2")), nil
+		case "shared": // who may read it is the rule's to say
+			return denial(403, "", also("Access-Control-Allow-Origin", "https://b.example"), header("Access-Control-Allow-Credentials", "true")), nil
 		case "login":
 			return denial(401, "who are you?"), nil
 		case "edit":
@@ -241,6 +243,9 @@ rule match=prefix:/cors use=one cors=https://a.example
 		{"cart", "POST", "/out/deny/2", 64 << 10, nil, 403, "", nil, 1},
 		{"cart", "GET", "/out/bare", 0, nil, 403, "", nil, 1},
 		{"cart", "GET", "/out/teapot", 0, nil, 418, "short and stout", []string{"Location", "/login", "Content-Type", "text/tea", "X-Aether-Outcome", "", "Set-Cookie", "a=1|b=2"}, 1},
+		{"cart", "GET", "/cors/shared", 0, []string{"Origin", "https://a.example"}, 403, "",
+			[]string{"Access-Control-Allow-Origin", "https://a.example", "Access-Control-Allow-Credentials", "", "Vary", "Origin"}, 1},
+		{"cart", "GET", "/cors/shared/2", 0, []string{"Origin", "https://b.example"}, 403, "", []string{"Access-Control-Allow-Origin", "", "Vary", "Origin"}, 1},
 		{"cart", "POST", "/out/login", 0, gRPC, 200, "", []string{"Grpc-Status", "16", "Grpc-Message", "who are you?"}, 1},
 		{"cart", "GET", "/out/edit?gone=1&q=z", 0, []string{"X-Gone", "1", "X-Add", "1"}, 200,
 			`GET /out/edit?q=a%20b body=0 0 x-who=alice x-add=["1" "2"] x-gone="" expect="" xfcc=true`, []string{"X-App", "judge", "X-Both", "app|judge", "X-Aether-Outcome", ""}, 1},

@@ -65,10 +65,12 @@ var Nobody = &Refusal{Cause: CauseUnavailable, Status: 403,
 	Body: []byte("ext-authz-unavailable: a filter asks the authorization service about this request, and this proxy has none; nothing passes unasked\n")}
 
 // Reply answers x with the refusal: a gRPC request (grpc) as gRPC has it, by trailers
-// only. more are fields that the answer has besides.
-func (r *Refusal) Reply(x *exchange.Exchange, grpc bool, more []httpmsg.Field) {
-	h := httpmsg.Head{Status: r.Status, Fields: append(make([]httpmsg.Field, 0, 8), more...)}
+// only. last changes the answer after the authorization service's fields are in it, which so do not stand against
+// what only the proxy says.
+func (r *Refusal) Reply(x *exchange.Exchange, grpc bool, last func(h *httpmsg.Head)) {
+	h := httpmsg.Head{Status: r.Status, Fields: make([]httpmsg.Field, 0, 8)}
 	snapshot.Apply(r.Fields, &h)
+	last(&h)
 	if !grpc {
 		if _, ok := h.Get("content-type"); !ok && len(r.Body) > 0 {
 			h.Add([]byte("content-type"), []byte("text/plain; charset=utf-8"))

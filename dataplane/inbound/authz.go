@@ -48,7 +48,7 @@ func (in *Inbound) Refused(x *exchange.Exchange, r *extauthz.Refusal) {
 	}
 	rq.outcome = append(append(append(rq.outcome[:0], flags...), x.Req.Method...), tail...)
 	ct, _ := x.Req.Get("content-type")
-	r.Reply(x, httpmsg.IsGRPC(ct), []httpmsg.Field{{Name: hdrOutcome, Value: rq.outcome}})
+	r.Reply(x, httpmsg.IsGRPC(ct), func(h *httpmsg.Head) { h.Set(hdrOutcome, rq.outcome) })
 }
 
 // addressOf is an address of a TCP connection; invalid: none is known.

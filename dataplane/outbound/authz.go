@@ -48,7 +48,5 @@ func (o *Outbound) Refused(x *exchange.Exchange, r *extauthz.Refusal) {
 	rq := x.User.(*reqState)
 	rq.cause = r.Cause
 	rq.v.Action = decide.Refuse // what becomes of it, for the record
-	var marks httpmsg.Head
-	rq.v.MarkAnswer(&marks, rq.origin)
-	r.Reply(x, rq.grpc, marks.Fields)
+	r.Reply(x, rq.grpc, func(h *httpmsg.Head) { rq.v.MarkAnswer(h, rq.origin) })
 }
