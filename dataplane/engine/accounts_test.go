@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"log"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -63,26 +62,23 @@ func unruly1(r func(n int) int) func(c *net.TCPConn) {
 }
 
 // unruly2 is unruly1 by HTTP/2.
-func unruly2(r func(n int) int) func(c *net.TCPConn) {
-	return func(c *net.TCPConn) {
-		(&oracle.Server{}).ServeConn(c, &oracle.ServeConnOpts{BaseConfig: &http.Server{ErrorLog: log.New(io.Discard, "", 0)},
-			Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-				size := r(1 << (4 * (1 + r(5))))
-				switch r(6) {
-				case 0:
-					_, _ = w.Write(body(size))
-					panic(http.ErrAbortHandler)
-				case 1: // early
-				case 2:
-					w.Header().Set("Trailer", "x-end")
-					defer w.Header().Set("x-end", "yes")
-				case 3:
-					_ = c.Close()
-				default:
-					_, _ = io.Copy(io.Discard, q.Body)
-				}
-				_, _ = w.Write(body(size))
-			})})
+func unruly2(r func(n int) int) http.HandlerFunc {
+	return func(w http.ResponseWriter, q *http.Request) {
+		size := r(1 << (4 * (1 + r(5))))
+		switch r(6) {
+		case 0:
+			_, _ = w.Write(body(size))
+			panic(http.ErrAbortHandler)
+		case 1: // early
+		case 2:
+			w.Header().Set("Trailer", "x-end")
+			defer w.Header().Set("x-end", "yes")
+		case 3:
+			_ = q.Context().Value(netConn{}).(net.Conn).Close()
+		default:
+			_, _ = io.Copy(io.Discard, q.Body)
+		}
+		_, _ = w.Write(body(size))
 	}
 }
 
@@ -118,7 +114,7 @@ func TestAccountsComeBack(t *testing.T) {
 					if !h2 {
 						return s.app(unruly1(r)), false
 					}
-					return s.app(unruly2(r)), true
+					return s.h2App(unruly2(r)), true
 				})
 				w.s.onLoop(func(*Loop) {
 					for _, v := range w.services { // both keep bodies to send them again

@@ -1,10 +1,13 @@
 package engine
 
 import (
+	"context"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -58,14 +61,31 @@ func TestStalledWholeAnswers(t *testing.T) {
 
 // wholeApp is an application of HTTP/2 that answers within our windows.
 func wholeApp(s *stage) netip.AddrPort {
-	return s.app(func(c *net.TCPConn) {
-		srv := &oracle.Server{MaxConcurrentStreams: 1000}
-		srv.ServeConn(c, &oracle.ServeConnOpts{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == "/small" {
-				io.WriteString(w, "yes")
-				return
-			}
-			w.Write(make([]byte, 200_000))
-		})})
+	return s.h2App(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/small" {
+			_, _ = io.WriteString(w, "yes")
+			return
+		}
+		_, _ = w.Write(make([]byte, 200_000))
 	})
 }
+
+// h2App is an application of HTTP/2 by net/http. Its requests know their connection by netConn.
+func (s *stage) h2App(serve http.HandlerFunc) netip.AddrPort {
+	s.t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	srv := &http.Server{
+		Handler: serve, Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 1000}, ErrorLog: log.New(io.Discard, "", 0),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, netConn{}, c) },
+	}
+	srv.Protocols.SetUnencryptedHTTP2(true)
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = srv.Serve(ln) }) // until Close
+	s.t.Cleanup(func() { _ = srv.Close(); wg.Wait() })
+	return netip.MustParseAddrPort(ln.Addr().String())
+}
+
+type netConn struct{}
