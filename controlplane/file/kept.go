@@ -31,13 +31,14 @@ type slips struct {
 // form is what of a file's text is remembered.
 type form struct {
 	size  int
+	text  [32]byte // of all but the white space at its end
 	ended bool     // its last line has its end
 	lines []uint64 // hashes
 	docs  []int    // the lines that documents begin after
 }
 
 func formOf(b []byte, docs []document) form {
-	f := form{size: len(b), ended: len(b) > 0 && b[len(b)-1] == '\n'}
+	f := form{size: len(b), text: sha256.Sum256(bytes.TrimRight(b, " \t\r\n")), ended: len(b) > 0 && b[len(b)-1] == '\n'}
 	for line := range bytes.Lines(b) {
 		h := fnv.New64a()
 		h.Write(line)
@@ -52,7 +53,7 @@ func formOf(b []byte, docs []document) form {
 // cut reports whether a file, as it was before, seems to be cut off: within a line, or behind a line of a
 // document that others follow.
 func (f *form) cut(old *parsed) (within, between bool) {
-	if old == nil || !old.ended || len(f.docs) == 0 || f.size >= old.size {
+	if old == nil || !old.ended || len(f.docs) == 0 || f.size >= old.size || f.text == old.text {
 		return false, false
 	}
 	n := len(f.lines)
@@ -179,20 +180,29 @@ func nearKind(s string) string {
 // gatewayKinds are the other kinds of the Gateway API's group.
 var gatewayKinds = []string{"Gateway", "GatewayClass", "UDPRoute", "BackendTLSPolicy", "BackendLBPolicy", "ListenerSet"}
 
+// experimentalGroup has the kinds that the Gateway API tries out. Its name is near to that of gatewayGroup.
+const experimentalGroup = "gateway.networking.x-k8s.io"
+
 // foreign reports whether an object is surely none that this source reads: a directory may have anything.
 func foreign(apiVersion, kind string) bool {
 	group, _, grouped := strings.Cut(apiVersion, "/")
 	if !grouped {
 		group = ""
 	}
-	_, ours := known[kind]
+	k, ours := known[kind]
 	switch {
 	case apiVersion == "" || group == configGroup:
 		return false
 	case group == gatewayGroup && slices.Contains(gatewayKinds, kind):
 		return true
-	case ours: // other groups have a Service, Node or Pod of their own
-		return strings.Contains(group, ".") && known[kind].versions[0] == "v1" && !strings.HasSuffix(group, ".k8s.io")
+	case ours: // other groups have a Service, Node or Pod of their own, and routes (Linkerd, SMI)
+		if !strings.Contains(group, ".") || strings.HasSuffix(group, ".k8s.io") || group == experimentalGroup {
+			return false
+		}
+		own, _, _ := strings.Cut(k.versions[0], "/")
+		return k.versions[0] == "v1" || own == gatewayGroup && 3*gamma.Distance(group, own) > len(own)
+	case group == experimentalGroup:
+		return true
 	case grouped && min(gamma.Distance(group, configGroup), gamma.Distance(group, gatewayGroup)) <= 2 && group != gatewayGroup:
 		return false
 	}
@@ -293,16 +303,23 @@ func (f *parsed) keep(it item, now time.Time, line int) item {
 // settle takes down whether all files can be told, and then forgets what was before the start. A file of
 // nothing but comments is not taken for one that was emptied before that.
 func (l *loader) settle() {
+	if l.whole {
+		return
+	}
+	doubt := len(l.unread) > 0
 	for _, f := range l.files {
-		if f.doubtful() {
-			return
+		doubt = doubt || f.doubtful()
+		for _, it := range f.items {
+			l.told[it.object] = true
 		}
 	}
-	l.before, l.whole = nil, true
+	if !doubt {
+		l.before, l.told, l.whole = nil, nil, true
+	}
 }
 
-// restore puts what was in force before the start and is missing into b, where it may be in what cannot be
-// read.
+// restore puts what was in force before the start, has not been told since, and is missing into b, where it
+// may be in what cannot be read.
 func (l *loader) restore(b *builder) {
 	if l.before == nil {
 		return
@@ -313,35 +330,44 @@ func (l *loader) restore(b *builder) {
 			where, line = name, f.first()
 		}
 	}
+	for _, name := range l.unread {
+		if where == "" || name < where {
+			where, line = name, 0
+		}
+	}
 	at := l.before.At.UTC().Truncate(time.Second)
-	keep := func(object string) {
+	keep := func(object string) bool {
+		if l.told[object] {
+			return false // it has left a file that could be read
+		}
 		b.problems = append(b.problems, problem{Object: object, File: where, Line: line, Since: at, Reason: fmt.Sprintf(
 			"kept as of %s, as it was before this process started: it is missing, and this file, of which not all can be read, may have it; correct the file, or remove what cannot be read in it",
 			at.Format(time.RFC3339))})
+		return true
 	}
 	before := &l.before.Batch
 	missing(&b.mesh.Services, before.Services, func(s *model.Service) model.ServiceName { return s.Name }, func(s *model.Service) bool {
 		object := gamma.Label(gamma.KindService, s.Name.Namespace, s.Name.Name)
+		if l.told[object] {
+			return false
+		}
 		for _, ip := range s.ClusterIPs {
 			if !b.claim(item{object: object, since: at}, "address of a Service "+ip.String(), "") {
 				return false
 			}
 		}
-		keep(object)
-		return true
+		return keep(object)
 	})
 	routeKey := func(r *model.Route) input.RouteKey {
 		return input.RouteKey{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
 	}
 	missing(&b.mesh.Routes, before.Routes, routeKey, func(r *model.Route) bool {
-		keep(gamma.Label(r.Kind.String(), r.Namespace, r.Name))
-		return true
+		return keep(gamma.Label(r.Kind.String(), r.Namespace, r.Name))
 	})
 	missing(&b.mesh.Filters, before.Filters, func(f *model.HTTPFilter) model.ServiceName {
 		return model.ServiceName{Namespace: f.Namespace, Name: f.Name}
 	}, func(f *model.HTTPFilter) bool {
-		keep(gamma.Label(gamma.KindHTTPFilter, f.Namespace, f.Name))
-		return true
+		return keep(gamma.Label(gamma.KindHTTPFilter, f.Namespace, f.Name))
 	})
 	for i := range b.mesh.Filters { // those that are said and refused
 		f := &b.mesh.Filters[i]
@@ -356,12 +382,14 @@ func (l *loader) restore(b *builder) {
 		}
 	}
 	missing(&b.mesh.Policies, before.Policies, func(p *model.EndpointPolicy) model.ServiceName { return p.Service }, func(p *model.EndpointPolicy) bool {
-		keep(gamma.Label(gamma.KindEndpointPolicy, p.Namespace, p.Name))
-		return true
+		return keep(gamma.Label(gamma.KindEndpointPolicy, p.Namespace, p.Name))
 	})
-	missing(&b.mesh.Retained, before.Retained, func(r *model.Retained) model.ServiceName { return r.Service }, func(*model.Retained) bool { return true })
+	account := func(n model.ServiceName) string { return gamma.Label("ServiceAccount", n.Namespace, n.Name) }
+	missing(&b.mesh.Retained, before.Retained, func(r *model.Retained) model.ServiceName { return r.Service }, func(r *model.Retained) bool {
+		return !l.told[account(r.Service)]
+	})
 	for n := range before.Catalog {
-		if !slices.Contains(b.mesh.Catalog, n) {
+		if !slices.Contains(b.mesh.Catalog, n) && !l.told[account(n)] {
 			b.mesh.Catalog = append(b.mesh.Catalog, n)
 		}
 	}
@@ -376,7 +404,8 @@ func (l *loader) restore(b *builder) {
 	for _, rows := range before.Endpoints {
 		for _, e := range rows {
 			object := gamma.Label("Pod", e.Service.Namespace, e.Pod)
-			if !pods["row of "+e.Cluster+" "+e.Service.Namespace+"/"+e.Pod] && b.claim(item{object: object, since: at}, "address "+e.Cluster+" "+e.IP.String(), "") {
+			if !l.told[object] && !pods["row of "+e.Cluster+" "+e.Service.Namespace+"/"+e.Pod] &&
+				b.claim(item{object: object, since: at}, "address "+e.Cluster+" "+e.IP.String(), "") {
 				keep(object)
 				b.mesh.Endpoints = append(b.mesh.Endpoints, e)
 			}
@@ -384,8 +413,7 @@ func (l *loader) restore(b *builder) {
 	}
 	for _, list := range before.Workloads {
 		for _, w := range list {
-			if object := gamma.Label("Pod", w.Namespace, w.Name); !pods[object] {
-				keep(object)
+			if object := gamma.Label("Pod", w.Namespace, w.Name); !pods[object] && keep(object) {
 				b.local = append(b.local, item{object: object, since: at, file: where, pod: &podFacts{namespace: w.Namespace, part: partWorkload, node: l.o.Node, workload: &w}})
 			}
 		}
@@ -426,11 +454,14 @@ func (l *loader) unsure() string {
 			add(name, at)
 		}
 	}
+	for _, name := range l.unread {
+		add(name, 0)
+	}
 	switch n {
 	case 0:
 		return ""
 	case 1:
 		return fmt.Sprintf("%s cannot be read and may be a policy, and what was in force before is not known: nothing is published before it can be read; correct it, or remove it", place(where, line))
 	}
-	return fmt.Sprintf("%s and %d more documents cannot be read and may be policies, and what was in force before is not known: nothing is published before they can be read; correct them, or remove them", place(where, line), n-1)
+	return fmt.Sprintf("%s and %d more documents or files cannot be read and may be policies, and what was in force before is not known: nothing is published before they can be read; correct them, or remove them", place(where, line), n-1)
 }

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -203,6 +204,30 @@ func TestWellEdited(t *testing.T) {
 		write(t, dir, "x.yaml", tt.after)
 		if m, p := read(t, l); closed(m) {
 			t.Errorf("%s: it is in force: %v", name, p)
+		}
+	}
+}
+
+// TestFinalNewline: a file that loses white space at its end alone is not cut.
+func TestFinalNewline(t *testing.T) {
+	text := guardFilter + "---\n" + guardPod
+	for _, tt := range []struct {
+		before, after string
+		problems      bool
+	}{
+		{text, strings.TrimSuffix(text, "\n"), false},
+		{text + "\n \n", strings.TrimSuffix(text, "\n"), false},
+		{text + "\n\n", text, false},
+		{text, strings.TrimSuffix(text, "}\n"), true},
+		{text + "---\n" + svc("a"), strings.TrimSuffix(text, "\n"), true},
+	} {
+		dir := t.TempDir()
+		l := newLoader(dir, Options{Node: "n1"})
+		write(t, dir, "x.yaml", tt.before)
+		read(t, l)
+		write(t, dir, "x.yaml", tt.after)
+		if m, problems := read(t, l); !closed(m) || !captured(m) || len(problems) > 0 != tt.problems {
+			t.Errorf("%q: %v", tt.after[len(tt.after)-10:], problems)
 		}
 	}
 }
@@ -522,5 +547,142 @@ func TestFeedAtStart(t *testing.T) {
 				t.Errorf("%v", b.Problems)
 			}
 		})
+	}
+}
+
+// TestNotReadAtStart: what cannot be read at all when a process starts may have anything that was in force, as a document
+// that is no YAML may; a device is no file of ours.
+func TestNotReadAtStart(t *testing.T) {
+	good := t.TempDir()
+	write(t, good, "x.yaml", guardFilter+"---\n"+guardPod)
+	m, _ := Load(good, Options{Node: "n1"})
+	before := Before{Batch: input.Whole(m, nil, input.Settings{}), At: time.Now()}
+	link := func(to, name string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) { check(t, os.Symlink(to, filepath.Join(dir, name))) }
+	}
+	deep := strings.Repeat("d"+string(filepath.Separator), maxDirDepth+1)
+	for name, tt := range map[string]struct {
+		make  func(*testing.T, string)
+		where string // what the status names; empty: it is read
+	}{
+		"a link to nowhere":                {link("/nowhere/x.yaml", "x.yaml"), "x.yaml"},
+		"a link to no directory":           {link("/nowhere/conf", "conf"), "conf"},
+		"a link to itself":                 {link("x.yaml", "x.yaml"), "x.yaml"},
+		"too large":                        {func(t *testing.T, dir string) { write(t, dir, "x.yaml", strings.Repeat("# .............\n", 1+maxFileSize/16)) }, "x.yaml"},
+		"too deep":                         {func(t *testing.T, dir string) { check(t, os.MkdirAll(filepath.Join(dir, deep), 0o700)) }, "d/d"},
+		"a device, as of what is left out": {link(os.DevNull, "x.yaml"), ""},
+		"a file of another kind":           {func(t *testing.T, dir string) { write(t, dir, "x.txt", "{") }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			tt.make(t, dir)
+			l := newLoader(dir, Options{Node: "n1"})
+			read(t, l)
+			if got := l.unsure(); (got == "") != (tt.where == "") || !strings.HasPrefix(got, tt.where) || l.whole != (tt.where == "") {
+				t.Errorf("nothing is known of before: %q, whole %t", got, l.whole)
+			}
+			l = newLoader(dir, Options{Node: "n1"})
+			l.before = &before
+			m, problems := read(t, l)
+			if kept := closed(m) && captured(m); kept != (tt.where != "") {
+				t.Errorf("what was in force before the start is kept: %t: %v", kept, problems)
+			}
+			// Once it can be read, what is not in it has gone.
+			check(t, os.RemoveAll(filepath.Join(dir, strings.SplitN(cmp.Or(tt.where, "x.yaml"), "/", 2)[0])))
+			if m, problems := read(t, l); len(m.Filters)+len(m.Workloads)+len(problems) > 0 || !l.whole {
+				t.Errorf("it has gone: %+v %+v %v, whole %t", m.Filters, m.Workloads, problems, l.whole)
+			}
+		})
+	}
+	t.Run("more files than are read", func(t *testing.T) {
+		dir := t.TempDir()
+		write(t, dir, "x.yaml", guardFilter)
+		s := scan{files: map[string]*parsed{}, old: map[string]*parsed{}}
+		for i := range maxFiles {
+			s.files[fmt.Sprint(i)] = &parsed{}
+		}
+		s.file("x.yaml", filepath.Join(dir, "x.yaml"))
+		if !slices.Equal(s.unread, []string{"x.yaml"}) {
+			t.Errorf("%v", s.unread)
+		}
+	})
+}
+
+// TestRemovedWhileOtherIsDoubtful: what was in force before the start, has been told since and is removed with its file
+// is not kept for the sake of a document elsewhere that cannot be told.
+func TestRemovedWhileOtherIsDoubtful(t *testing.T) {
+	route := "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r, namespace: shop}\nspec: {parentRefs: [{kind: Service, group: '', name: green}], rules: [{backendRefs: [{name: green, port: 80}]}]}\n"
+	policy := "apiVersion: config.aether.io/v1\nkind: EndpointPolicy\nmetadata: {name: p, namespace: shop}\nspec: {targetRef: {kind: Service, name: green}, udsSocket: {volume: v, file: s}}\n"
+	far := strings.NewReplacer("web-1", "web-2", "10.1.0.1", "10.1.0.2", "n1", "n2").Replace(guardPod)
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", svc("a"))
+	write(t, dir, "b.yaml", strings.Join([]string{svc("b"), guardFilter, guardPod, route, policy, far}, "---\n"))
+	was, problems := Load(dir, Options{Node: "n1"})
+	if len(was.Services) != 2 || len(was.Filters) != 1 || len(was.Routes) != 1 || len(was.Workloads) != 1 || len(was.Endpoints) != 2 {
+		t.Fatalf("%+v %v", was, problems)
+	}
+	write(t, dir, "a.yaml", "{")
+	l := newLoader(dir, Options{Node: "n1"})
+	l.before = &Before{Batch: input.Whole(was, nil, input.Settings{}), At: time.Now()}
+	if m, _ := read(t, l); services(m) != services(was) {
+		t.Fatalf("at the start: %s", services(m))
+	}
+	check(t, os.Remove(filepath.Join(dir, "b.yaml")))
+	m, problems := read(t, l)
+	if services(m) != "a" || len(m.Filters)+len(m.Routes)+len(m.Workloads)+len(m.Endpoints)+len(m.Policies) > 0 {
+		t.Errorf("b.yaml is removed: %+v %v", m, problems)
+	}
+	if l.whole {
+		t.Error("a.yaml can be told")
+	}
+}
+
+// TestToldWholeOnce: that the last file can be told is told, although it changes nothing else.
+func TestToldWholeOnce(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "x.yaml", "")
+	pods := make(chan Local, 8)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- Feed(ctx, dir, Options{Node: "n1", OnPods: func(l Local) { pods <- l }}, input.Settings{}, &settled{make(chan input.Batch, 8)})
+	}()
+	if l := <-pods; !l.Partial {
+		t.Error("an emptied file may have a pod")
+	}
+	check(t, os.Remove(filepath.Join(dir, "x.yaml")))
+	if l := <-pods; l.Partial {
+		t.Error("there is no file that cannot be told")
+	}
+	stop()
+	check(t, <-done)
+}
+
+// TestOthersKinds: kinds of other groups are others', near as their group or name may be; a slip in ours is one.
+func TestOthersKinds(t *testing.T) {
+	for _, tt := range []struct {
+		version, kind string
+		foreign       bool
+	}{
+		{"gateway.networking.x-k8s.io/v1alpha1", "XBackendTrafficPolicy", true},
+		{"gateway.networking.x-k8s.io/v1alpha1", "XListenerSet", true},
+		{"policy.linkerd.io/v1beta3", "HTTPRoute", true},
+		{"specs.smi-spec.io/v1alpha4", "TCPRoute", true},
+		{"serving.knative.dev/v1", "Service", true},
+		{"apps/v1", "Deployment", true},
+		{"gateway.networking.k8s.io/v1", "Gateway", true},
+		{"gateway.networking.k8s.io/v1", "HTTPRoute", false},
+		{"gateway.networking.x-k8s.io/v1", "HTTPRoute", false},
+		{"gateway.netwrking.k8s.io/v1", "HTTPRoute", false},
+		{"networking.k8s.io/v1", "HTTPRoute", false},
+		{"gateway/v1", "HTTPRoute", false},
+		{"gateway.networking.k8s.io/v1", "HttpRoutes", false},
+		{"aether.io/v1", "HTTPFilter", false},
+		{"config.aether.oi/v1", "HTTPFilter", false},
+		{"", "Service", false},
+	} {
+		if got := foreign(tt.version, tt.kind); got != tt.foreign {
+			t.Errorf("%s %s: foreign %t", tt.version, tt.kind, got)
+		}
 	}
 }

@@ -21,12 +21,14 @@ type loader struct {
 	o        Options
 	files    map[string]*parsed // by path below dir; what could not be read keeps its entry
 	before   *Before            // what of before the start may be missing from files; nil: nothing
+	told     map[string]bool    // objects, by label, that files have had since the start; nil: whole
+	unread   []string           // what the last read could not read, and no read before it; ascending as listed
 	whole    bool               // every file could be told once: what is missing since is kept in files
 	problems []problem          // of the last read: files and directories that could not be read
 }
 
 func newLoader(dir string, o Options) *loader {
-	return &loader{dir: dir, o: o.withDefaults(), files: map[string]*parsed{}}
+	return &loader{dir: dir, o: o.withDefaults(), files: map[string]*parsed{}, told: map[string]bool{}}
 }
 
 // read brings l up to date and reports whether anything is different. It calls
@@ -49,7 +51,7 @@ func (l *loader) read(ctx context.Context, visit func(dir string) error) (change
 		return false, err
 	}
 	changed = !maps.Equal(s.files, l.files) || fmt.Sprint(s.problems) != fmt.Sprint(l.problems)
-	l.files, l.problems = s.files, s.problems
+	l.files, l.problems, l.unread = s.files, s.problems, s.unread
 	l.settle()
 	return changed, nil
 }
@@ -63,6 +65,7 @@ type scan struct {
 	files    map[string]*parsed
 	seen     map[string]bool // directories, resolved: each is read once, so links cannot make a ring
 	problems []problem
+	unread   []string // see loader
 	total    int64
 	now      time.Time // to the second
 }
@@ -82,6 +85,7 @@ func (s *scan) dir(rel, real string, depth int) error {
 	}
 	s.seen[real] = true
 	if depth > maxDirDepth {
+		s.keep(rel)
 		s.report(rel, "directories are nested deeper than %d: this one is not read; move it up", maxDirDepth)
 		return nil
 	}
@@ -127,7 +131,7 @@ func (s *scan) dir(rel, real string, depth int) error {
 			}
 		case !isYAML(name):
 		case !info.Mode().IsRegular():
-			s.keep(relName)
+			s.kept(relName)
 			s.report(relName, "is no regular file and is not read: replace or rename it")
 		default:
 			if e.Type()&fs.ModeSymlink != 0 {
@@ -154,18 +158,27 @@ func (s *scan) watch(rel, real string) {
 	}
 }
 
-// keep holds on to what name, or everything below it, last said.
+// keep holds on to what name, or everything below it, last said, or takes down that nobody knows what it says.
 func (s *scan) keep(name string) {
+	if !s.kept(name) {
+		s.unread = append(s.unread, name)
+	}
+}
+
+// kept is keep, and reports whether there was anything, of what cannot be a file of ours.
+func (s *scan) kept(name string) (some bool) {
 	for n, f := range s.old {
 		if n == name || strings.HasPrefix(n, name+string(filepath.Separator)) {
-			s.files[n] = f
+			s.files[n], some = f, true
 		}
 	}
+	return some
 }
 
 func (s *scan) file(rel, path string) {
 	// A file that is known is not pushed out by new ones.
 	if n := len(s.files); n >= maxFiles && s.old[rel] == nil || n >= 2*maxFiles {
+		s.unread = append(s.unread, rel)
 		s.report(rel, "more than %d files: this one is not read; put several objects into one file", maxFiles)
 		return
 	}

@@ -78,6 +78,7 @@ type source struct {
 	toldMesh *model.Mesh
 	toldConf meshConfigs
 	toldPods []Pod
+	toldAll  bool // whole, as told
 }
 
 // read brings the loader up to date. Its error is ctx's.
@@ -108,10 +109,10 @@ func (s *source) publish() {
 		p.Reason += "; what it last said is in force"
 		problems = append([]model.Problem{p}, problems...)
 	}
-	if s.toldMesh != nil && reflect.DeepEqual(s.mesh, s.toldMesh) && reflect.DeepEqual(problems, s.told) && reflect.DeepEqual(s.pods, s.toldPods) && reflect.DeepEqual(s.configs, s.toldConf) {
+	if s.toldMesh != nil && reflect.DeepEqual(s.mesh, s.toldMesh) && reflect.DeepEqual(problems, s.told) && reflect.DeepEqual(s.pods, s.toldPods) && reflect.DeepEqual(s.configs, s.toldConf) && s.whole == s.toldAll {
 		return
 	}
-	s.toldMesh, s.toldPods, s.toldConf, s.told = s.mesh, s.pods, s.configs, problems
+	s.toldMesh, s.toldPods, s.toldConf, s.told, s.toldAll = s.mesh, s.pods, s.configs, problems, s.whole
 	s.on(s, problems)
 }
 

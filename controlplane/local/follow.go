@@ -24,7 +24,8 @@ type Listed struct {
 }
 
 // Follower has Pods hold what a list of all says, for a node where no CNI plugin calls.
-// The list is the word: a pod that is not in it is removed, unless the list is of a part. Make it by NewFollower.
+// The list is the word: a pod that is not in it is removed; where the list is of a part, one that was in a list before.
+// Make it by NewFollower.
 type Follower struct {
 	pods *Pods
 	wake chan struct{} // of one
@@ -40,8 +41,8 @@ func NewFollower(pods *Pods) *Follower {
 	return &Follower{pods: pods, wake: make(chan struct{}, 1)}
 }
 
-// Tell says which pods there are now: all of them, or in part, and then none is removed. It does not
-// wait. Of two with one container the later one counts. Safe for concurrent use.
+// Tell says which pods there are now: all of them, or in part, and then one is removed only if it was in an earlier
+// list. It does not wait. Of two with one container the later one counts. Safe for concurrent use.
 func (f *Follower) Tell(list []Listed, part bool) {
 	f.mu.Lock()
 	f.list, f.part, f.told = list, part, true
@@ -56,12 +57,13 @@ func (f *Follower) Tell(list []Listed, part bool) {
 func (f *Follower) Run(ctx context.Context) error {
 	done := map[string]Pod{} // by container, as they were last taken
 	failed := map[string]bool{}
+	listed := map[string]bool{} // containers that are or were in a list and have not been removed
 	for {
 		f.mu.Lock()
 		list, part, told := f.list, f.part, f.told
 		f.mu.Unlock()
 		if told {
-			f.follow(ctx, list, part, done, failed)
+			f.follow(ctx, list, part, done, failed, listed)
 		}
 		var again <-chan time.Time
 		var timer *time.Timer
@@ -82,18 +84,23 @@ func (f *Follower) Run(ctx context.Context) error {
 }
 
 // follow makes one list so. What leaves is told first: that waits for nobody.
-func (f *Follower) follow(ctx context.Context, list []Listed, part bool, done map[string]Pod, failed map[string]bool) {
+func (f *Follower) follow(ctx context.Context, list []Listed, part bool, done map[string]Pod, failed, listed map[string]bool) {
 	want := make(map[string]Listed, len(list))
 	for _, p := range list {
-		want[p.ContainerID] = p
+		want[p.ContainerID], listed[p.ContainerID] = p, true
 		if p.Terminating {
 			f.pods.Terminating(p.ContainerID, p.Termination)
 		}
 	}
 	gone := map[string]string{} // container to pod
 	for _, s := range f.pods.State() {
-		if _, ok := want[s.Container]; !ok && !part {
+		if _, ok := want[s.Container]; !ok && (!part || listed[s.Container]) {
 			gone[s.Container] = s.Pod
+		}
+	}
+	for c := range listed {
+		if _, ok := want[c]; !ok && gone[c] == "" {
+			delete(listed, c)
 		}
 	}
 	for c := range failed {

@@ -77,13 +77,6 @@ func TestFollow(t *testing.T) {
 			t.Errorf("there are %s", got)
 		}
 
-		// Of a list in part nobody is removed.
-		f.Tell(nil, true)
-		w.after(time.Second)
-		if got := w.containers(); got != "c1" {
-			t.Errorf("after a list in part there are %s", got)
-		}
-
 		// A successor of the address is another container: the row is the later one's.
 		next := Listed{Pod: cart(1)}
 		next.ContainerID, next.UID = "c1b", "uid-1b"
@@ -98,6 +91,18 @@ func TestFollow(t *testing.T) {
 		w.after(time.Second)
 		if got := w.containers(); got != "c1b" {
 			t.Errorf("before the first list there are %s", got)
+		}
+
+		// A list in part removes no pod that it did not have, and one that it had.
+		f.Tell([]Listed{two}, true)
+		w.after(time.Second)
+		if got := w.containers(); got != "c1b c2" {
+			t.Errorf("after a list in part there are %s", got)
+		}
+		f.Tell(nil, true)
+		w.after(time.Second)
+		if got := w.containers(); got != "c1b" {
+			t.Errorf("after a list in part that a pod has left there are %s", got)
 		}
 		tell(one)
 		if got := w.containers(); got != "c1" {
