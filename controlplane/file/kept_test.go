@@ -565,10 +565,12 @@ func TestNotReadAtStart(t *testing.T) {
 		make  func(*testing.T, string)
 		where string // what the status names; empty: it is read
 	}{
-		"a link to nowhere":                {link("/nowhere/x.yaml", "x.yaml"), "x.yaml"},
-		"a link to no directory":           {link("/nowhere/conf", "conf"), "conf"},
-		"a link to itself":                 {link("x.yaml", "x.yaml"), "x.yaml"},
-		"too large":                        {func(t *testing.T, dir string) { write(t, dir, "x.yaml", strings.Repeat("# .............\n", 1+maxFileSize/16)) }, "x.yaml"},
+		"a link to nowhere":      {link("/nowhere/x.yaml", "x.yaml"), "x.yaml"},
+		"a link to no directory": {link("/nowhere/conf", "conf"), "conf"},
+		"a link to itself":       {link("x.yaml", "x.yaml"), "x.yaml"},
+		"too large": {func(t *testing.T, dir string) {
+			write(t, dir, "x.yaml", strings.Repeat("# .............\n", 1+maxFileSize/16))
+		}, "x.yaml"},
 		"too deep":                         {func(t *testing.T, dir string) { check(t, os.MkdirAll(filepath.Join(dir, deep), 0o700)) }, "d/d"},
 		"a device, as of what is left out": {link(os.DevNull, "x.yaml"), ""},
 		"a file of another kind":           {func(t *testing.T, dir string) { write(t, dir, "x.txt", "{") }, ""},
