@@ -323,7 +323,8 @@ func (k *known) complete(w *watch, first bool, elsewhere func(model.ServiceName)
 		k.judged = true
 		w.gather = nil
 	}
-	if !w.delta && (g != nil || first && len(w.names) > 0) {
+	// A registrar of before says no names where nothing has changed.
+	if !w.delta && (g != nil || first && (len(w.names) > 0 || w.since != "")) {
 		k.c.demand.setCatalog(w.names)
 	}
 	w.names = nil

@@ -135,3 +135,55 @@ func TestComesBackWithAVersion(t *testing.T) {
 		})
 	}
 }
+
+// TestLastServiceGoesMeanwhile: the names that are told upon a version are all there are, also where there are none.
+func TestLastServiceGoesMeanwhile(t *testing.T) {
+	store := storetest.New("local", "c1")
+	http := map[uint32]registrypb.PortProtocol{8080: registrypb.PortProtocol_PORT_PROTOCOL_HTTP}
+	rows := storetest.Rows("local", "c1", name("shop/other"), storetest.Endpoint("10.0.0.1", "n1", http))
+	store.Set(rows...)
+	addr, _ := serve(t, store, "127.0.0.1:0")
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	registrar := registrypb.NewRegistrarServiceClient(conn)
+	var dials, told, sinces atomic.Int64
+	cut, changed := make(chan struct{}), make(chan struct{})
+	dial := func(ctx context.Context, _ string) (registrypb.RegistrarServiceClient, io.Closer, error) {
+		c := &cutting{RegistrarServiceClient: registrar, after: -1, rows: &told, sinces: &sinces}
+		if dials.Add(1) == 1 {
+			c.cut = cut
+		} else {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+		}
+		return c, io.NopCloser(nil), nil
+	}
+	n := startNode(t, client.Config{Targets: []string{addr}, Dial: dial})
+	defer n.end()
+	names := func() int {
+		n.heard.mu.Lock()
+		defer n.heard.mu.Unlock()
+		return len(n.heard.catalog)
+	}
+	until(t, "its name", func() bool {
+		return names() == 1 && n.heard.status().Connected && n.heard.status().Version != "-" && n.heard.status().Version != ""
+	})
+	close(cut)
+	until(t, "the loss", func() bool { return !n.heard.status().Connected })
+	rows[0].Endpoint = nil
+	store.Set(rows...)
+	until(t, "a registrar without rows", func() bool {
+		all, err := registrar.ListAllEndpoints(t.Context(), &registrypb.ListAllEndpointsRequest{})
+		return err == nil && len(all.GetServices()) == 0
+	})
+	close(changed)
+	until(t, "no name", func() bool { return names() == 0 })
+	if sinces.Load() != 1 {
+		t.Errorf("it was told %d times upon a version, want once", sinces.Load())
+	}
+}
