@@ -333,7 +333,7 @@ var bounds = []bound{
 	{"controlplane/registrar/server", "writeBuffer", "bytes of a connection", "sent at once; held only while something is sent"},
 	{"controlplane/registrar/server", "maxEvents", "events that wait for a watcher, one a row at most", "the stream ends (DATA_LOSS): the node watches again and is told everything"},
 	{"controlplane/registrar/server", "maxEventBytes", "bytes of rows that wait for a watcher", "the same"},
-	{"controlplane/registrar/server", "maxAllEvents", "events that wait for all watchers", "whoever is to be told more and has more than `fewEvents` waiting is ended in the same way"},
+	{"controlplane/registrar/server", "maxAllEvents", "events that wait for all watchers", "whoever is to be told more and has more than `fewEvents` waiting is ended in the same way; beyond half of it, who comes back is told everything in place of what has changed"},
 	{"controlplane/registrar/server", "fewEvents", "events of a watcher", "may wait even then"},
 	{"controlplane/registrar/server", "stallTime", "time", "a watcher that takes nothing while something waits is ended in the same way"},
 	{"controlplane/registrar/server", "lookEvery", "time", "how often that is looked for"},

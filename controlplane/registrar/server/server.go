@@ -600,8 +600,10 @@ func (s *Server) join(w *watcher, last string, changes bool) (*first, error) {
 	begin := &first{names: s.state.catalogBodies(), version: w.sum.String()}
 	rows := begin.version != last
 	if rows && changes {
-		if c, ok := s.state.since(w, last); ok {
-			begin.changes, begin.since, rows = c, last, false
+		// Rows are shared by all whom they are sent to, and such changes are not: they count as events that wait.
+		if b, ok := s.state.since(w, last); ok && s.queued.Load()+int64(b.n) <= maxAllEvents/2 {
+			s.queued.Add(int64(b.n))
+			begin.behind, begin.since, rows = b, last, false
 		}
 	}
 	if w.all {

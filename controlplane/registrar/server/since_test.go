@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -151,8 +152,8 @@ func TestPastIsBounded(t *testing.T) {
 	for i := range 500 {
 		change(i)
 	}
-	if c, ok := st.since(now(), version); !ok || len(c) != 1 {
-		t.Errorf("after 500 changes of one row: %d, %t, want that row", len(c), ok)
+	if c, ok := st.since(now(), version); !ok || len(c.events()) != 1 {
+		t.Errorf("after 500 changes of one row: %v, %t, want that row", c, ok)
 	}
 	for _, v := range []string{"", "-", "7", version[1:], version + "0", "zz" + version[2:], digest{1, 2}.String()} {
 		if _, ok := st.since(now(), v); ok {
@@ -169,6 +170,59 @@ func TestPastIsBounded(t *testing.T) {
 		t.Error("what is forgotten is known")
 	}
 }
+
+// TestWhatIsOwedIsBounded: what has changed counts among the events that wait for all watchers, until it is sent; where
+// half of those wait already, a watcher that comes back is told everything, of which nothing is made for it.
+func TestWhatIsOwedIsBounded(t *testing.T) {
+	for _, tt := range []struct {
+		waiting int64
+		behind  bool
+	}{{0, true}, {maxAllEvents/2 - 1, true}, {maxAllEvents / 2, false}, {maxAllEvents, false}} {
+		s := New(Config{Store: storetest.New("local", "local")})
+		rows := func(h registrypb.ServiceEndpoint_Health) (all []*row) {
+			for i := range 3 {
+				e := storetest.HTTP(fmt.Sprintf("10.0.0.%d", i+1), "node-a")
+				if i == 0 {
+					e.Health = h
+				}
+				r, err := encodeIn("shop/cart", "local", "local", registrypb.Service_PROTOCOL_HTTP, e.GetIp(), e)
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, r)
+			}
+			return all
+		}
+		s.state.set("shop/cart", rows(registrypb.ServiceEndpoint_HEALTHY))
+		version := s.seenLocked(true, nil).String()
+		s.state.set("shop/cart", rows(registrypb.ServiceEndpoint_DRAINING))
+		s.queued.Store(tt.waiting)
+		w := &watcher{all: true, ended: make(chan struct{}), wake: make(chan struct{}, 1), total: &s.queued, max: maxEvents}
+		begin, err := s.join(w, version, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if owed := s.queued.Load() - tt.waiting; (begin.behind != nil) != tt.behind || (begin.rows == nil) != tt.behind || owed != int64(len(begin.since)/32) {
+			t.Errorf("%d wait: %+v, %d owed", tt.waiting, begin, owed)
+		}
+		w.end(errGone)
+		n := 0
+		if err := w.send(senderFunc(func(any) error { n++; return nil }), begin); err != nil {
+			t.Fatal(err)
+		}
+		if want := map[bool]int{true: 3, false: 5}[tt.behind]; n != want || s.queued.Load() != tt.waiting { // and name and end
+			t.Errorf("%d wait: %d messages, want %d; %d wait afterwards", tt.waiting, n, want, s.queued.Load())
+		}
+		begin, _ = s.join(w, version, true)
+		if err := w.send(senderFunc(func(any) error { return errors.New("gone") }), begin); err == nil || s.queued.Load() != tt.waiting {
+			t.Errorf("%d wait: a watcher that goes leaves %d, %v", tt.waiting, s.queued.Load(), err)
+		}
+	}
+}
+
+type senderFunc func(any) error
+
+func (f senderFunc) SendMsg(m any) error { return f(m) }
 
 // BenchmarkComesBack: what it costs a registrar that a node comes back which has 10,001 rows,
 // of which one has changed: as a snapshot, and as what has changed. bytes/op are those of rows

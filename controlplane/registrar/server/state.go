@@ -94,10 +94,18 @@ func (st *state) remember(n *news) {
 	}
 }
 
+// behind is what a watcher has to be told that has an earlier state. It is of one moment and
+// shares what does not change, so that it costs the lock little; events may be called without.
+type behind struct {
+	past []past
+	now  map[string][]*row // the rows of the services in past
+	n    int               // keys in past: no fewer than there are events
+}
+
 // since is what a watcher is to be told whose rows are those of a version: it looks back for
 // the state that had this version for w's filter. ok is false where none is remembered, or
 // the changes are no fewer than the rows.
-func (st *state) since(w *watcher, version string) (changes []event, ok bool) {
+func (st *state) since(w *watcher, version string) (b *behind, ok bool) {
 	want, ok := parseDigest(version)
 	if !ok {
 		return nil, false
@@ -126,12 +134,21 @@ func (st *state) since(w *watcher, version string) (changes []event, ok bool) {
 			return nil, false
 		}
 	}
-	told := make(map[eventKey]bool, n)
+	b = &behind{now: map[string][]*row{}, n: n}
 	for _, p := range st.past[i:] {
-		if !w.all && !sees[p.service] {
-			continue
+		if w.all || sees[p.service] {
+			b.past = append(b.past, p)
+			b.now[p.service] = st.rowsOf(p.service)
 		}
-		now := st.rowsOf(p.service)
+	}
+	return b, true
+}
+
+// events are the changes, each row once.
+func (b *behind) events() (changes []event) {
+	told := make(map[eventKey]bool, b.n)
+	for _, p := range b.past {
+		now := b.now[p.service]
 		for _, k := range p.keys {
 			key := eventKey{p.service, k}
 			if told[key] {
@@ -145,7 +162,7 @@ func (st *state) since(w *watcher, version string) (changes []event, ok bool) {
 			}
 		}
 	}
-	return changes, true
+	return changes
 }
 
 func newState() state {

@@ -200,7 +200,7 @@ func (w *watcher) stalled(now time.Time) bool {
 type first struct {
 	rows    [][]*row
 	clear   bool    // it has something, and there are no rows
-	changes []event // in place of rows: what has changed since the version that it has
+	behind  *behind // in place of rows: what has changed since the version that it has; counted in watcher.total
 	since   string  // that version
 	names   []mem.Buffer
 	version string
@@ -213,6 +213,16 @@ type sender interface{ SendMsg(m any) error }
 // stream ends.
 func (w *watcher) send(to sender, begin *first) error {
 	w.busy.Store(true)
+	var changes []event
+	owed := int64(0) // of total
+	if begin.behind != nil {
+		changes, owed = begin.behind.events(), int64(begin.behind.n)
+	}
+	told := func() {
+		w.total.Add(-owed)
+		owed, changes = 0, nil
+	}
+	defer told()
 	var f frame
 	say := func(h, body, version mem.Buffer) error {
 		f.parts = [3]mem.Buffer{h, body, version}
@@ -232,12 +242,13 @@ func (w *watcher) send(to sender, begin *first) error {
 			return err
 		}
 	}
-	for i := range begin.changes {
-		e := &begin.changes[i]
+	for i := range changes {
+		e := &changes[i]
 		if err := say(head(e.typ, e.key.protocol), e.body, partialPart); err != nil {
 			return err
 		}
 	}
+	told()
 	for _, n := range begin.names {
 		if err := say(head(serviceAdded, 0), n, partialPart); err != nil {
 			return err
