@@ -120,17 +120,14 @@ func parse(name string, b []byte, o Options, old *parsed) *parsed {
 	r := reader{Reader: gamma.Reader{File: name}, o: o, slips: slips{refused: map[string]int{}, empty: len(bytes.TrimSpace(b)) == 0}}
 	docs := split(b)
 	f := formOf(b, docs)
-	within, between := f.cut(old)
+	cut := f.cut(old)
 	for i, doc := range docs {
-		if within && i == len(docs)-1 {
-			r.Report("document", doc.base+1, "the file ends within a line and is shorter than before: it seems to be cut off here, and nothing of this document is in force; write it whole, with a line break at its end")
+		if cut != "" && i == len(docs)-1 {
+			r.Report("document", doc.base+1, "the file ends within %s, and is shorter than before: it seems to be cut off here, and nothing of this document is in force; write it whole, or, if it is, add a line break at its end", cut)
 			r.untold(doc.text, doc.base+1)
 			break
 		}
 		r.document(doc)
-	}
-	if between {
-		r.slips.cutAt = docs[len(docs)-1].base + 1
 	}
 	return &parsed{items: r.items, problems: r.Problems, form: f, slips: r.slips}
 }

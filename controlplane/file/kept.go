@@ -25,7 +25,6 @@ type slips struct {
 	untolds []untold       // documents whose object cannot be told
 	refused map[string]int // by label, the line: objects that were refused for what they are written like, or lack all that they are
 	unaimed []int          // lines of refused ones of which it cannot be told whom they are for
-	cutAt   int            // the line of the last document, where the file seems to be cut off after it; 0: it does not
 }
 
 // form is what of a file's text is remembered.
@@ -50,20 +49,25 @@ func formOf(b []byte, docs []document) form {
 	return f
 }
 
-// cut reports whether a file, as it was before, seems to be cut off: within a line, or behind a line of a
-// document that others follow.
-func (f *form) cut(old *parsed) (within, between bool) {
+// cut is within what a file seems to be cut off, as it was before: a line, or a document that others
+// followed; empty: it does not.
+func (f *form) cut(old *parsed) string {
 	if old == nil || !old.ended || len(f.docs) == 0 || f.size >= old.size || f.text == old.text {
-		return false, false
+		return ""
 	}
 	n := len(f.lines)
 	if !f.ended {
 		n--
 	}
-	if n >= len(old.lines) || !slices.Equal(f.lines[:n], old.lines[:n]) {
-		return false, false
+	switch {
+	case n >= len(old.lines) || !slices.Equal(f.lines[:n], old.lines[:n]):
+		return ""
+	case !f.ended:
+		return "a line"
+	case !slices.Contains(old.docs, n) && old.docs[len(old.docs)-1] > n:
+		return "a document that others followed"
 	}
-	return !f.ended, f.ended && !slices.Contains(old.docs, n) && old.docs[len(old.docs)-1] > n
+	return ""
 }
 
 // untold is a document whose object cannot be told.
@@ -231,9 +235,6 @@ func (f *parsed) after(old *parsed, now time.Time) {
 		if news = true; line == 0 || l < line {
 			line = l
 		}
-	}
-	if f.cutAt > 0 {
-		slip(f.cutAt)
 	}
 	for _, u := range f.untolds {
 		if !seen[u.sum] {

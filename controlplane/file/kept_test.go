@@ -232,6 +232,51 @@ func TestFinalNewline(t *testing.T) {
 	}
 }
 
+// TestCutBehindALine: a file that ends behind a line of a document which others followed is cut, and that document is as
+// it was, although it can be read; a line more makes it the word.
+func TestCutBehindALine(t *testing.T) {
+	second := "    - name: second\n      principals: [{namespace: shop}]\n      permissions: [{pathPrefix: /other}]\n"
+	text := svc("a") + "---\n" + guardFilter + second + "---\n" + svc("c")
+	dir := t.TempDir()
+	l := newLoader(dir, Options{Node: "n1"})
+	write(t, dir, "x.yaml", text)
+	was, _ := read(t, l)
+	if len(was.Filters) != 1 || len(was.Filters[0].RBAC.Policies) != 2 || services(was) != "a c" {
+		t.Fatalf("%+v", was)
+	}
+	short := text[:strings.Index(text, second)]
+	for range 2 {
+		write(t, dir, "x.yaml", short)
+		if m, problems := read(t, l); !reflect.DeepEqual(m.Filters, was.Filters) || services(m) != "a c" || !strings.Contains(fmt.Sprint(problems), "cut off") {
+			t.Errorf("cut: %+v %s %v", m.Filters, services(m), problems)
+		}
+	}
+	write(t, dir, "x.yaml", short+"\n")
+	if m, problems := read(t, l); len(m.Filters) != 1 || m.Filters[0].Invalid != "" || len(m.Filters[0].RBAC.Policies) != 1 || services(m) != "a" || len(problems) > 0 {
+		t.Errorf("it is meant: %+v %s %v", m.Filters, services(m), problems)
+	}
+}
+
+// TestMayGuard: which texts that cannot be read may have been a policy, or a route that has one.
+func TestMayGuard(t *testing.T) {
+	for text, want := range map[string]bool{
+		"kind: HTTPFilter\n{":                                        true,
+		"\"kind\": \"TLSRoute\" {":                                   true,
+		"kind: HttpRote\n{":                                          true,
+		"apiVersion: config.aether.io/v1\n{":                         true,
+		"apiVersion: config.aether.io/v1\nkind: MeshConfig\n{":       false,
+		"apiVersion: gateway.networking.k8s.io/v1\n{":                true,
+		"apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\n{": false,
+		"apiVersion: v1\nkind: Pod\n{":                               false,
+		"kind: Deployment\n---\nkind: GRPCRoute\n{":                  true,
+		"{": false,
+	} {
+		if mayGuard([]byte(text)) != want {
+			t.Errorf("%q may guard: %t", text, !want)
+		}
+	}
+}
+
 // TestKeptGivesWay: what is kept gives way to the same object in another file, and to a pod that has its address.
 func TestKeptGivesWay(t *testing.T) {
 	dir := t.TempDir()
