@@ -176,6 +176,36 @@ func TestUnfit(t *testing.T) {
 	})
 }
 
+// TestUnfitSeldom: a store that calls a write unfit fewer than dropTries times, as one does whose limit was too small for a
+// moment, and otherwise has no space, loses it not, however long that lasts.
+func TestUnfitSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.New("local", "local")
+		tries := 0
+		store.Refuse(func(storetest.Write) error {
+			if tries++; tries < dropTries {
+				return fmt.Errorf("%w: etcdserver: request is too large", registry.ErrUnfit)
+			}
+			return errors.New("etcdserver: mvcc: database space exceeded")
+		})
+		r := start(t, Config{Store: store})
+		defer r.stop()
+		<-r.Synced()
+		register(t, r.dial(), cart, storetest.HTTP("10.0.0.1", "node-a"))
+		time.Sleep(10 * dropTime)
+		synctest.Wait()
+		if rowOf(r.Server, cart, "10.0.0.1") == nil || r.dropped.Value() != 0 || r.Status().Refused != 1 {
+			t.Errorf("it is given up: %+v", r.Status())
+		}
+		store.Refuse(nil)
+		time.Sleep(maxBackoff + 2*writeTick)
+		synctest.Wait()
+		if st := r.Status(); st.Pending != 0 || !sameAs(r.Server, store.All()) || len(store.All()) != 1 {
+			t.Errorf("once it is taken: %+v", st)
+		}
+	})
+}
+
 // slowly is a store that takes long to refuse the writes of one service, and takes all others.
 type slowly struct {
 	*storetest.Store
