@@ -138,6 +138,7 @@ func TestComesBackWithAVersion(t *testing.T) {
 
 // TestLastServiceGoesMeanwhile: the names that are told upon a version are all there are, also where there are none.
 func TestLastServiceGoesMeanwhile(t *testing.T) {
+	t.Parallel()
 	store := storetest.New("local", "c1")
 	http := map[uint32]registrypb.PortProtocol{8080: registrypb.PortProtocol_PORT_PROTOCOL_HTTP}
 	rows := storetest.Rows("local", "c1", name("shop/other"), storetest.Endpoint("10.0.0.1", "n1", http))
@@ -186,4 +187,77 @@ func TestLastServiceGoesMeanwhile(t *testing.T) {
 	if sinces.Load() != 1 {
 		t.Errorf("it was told %d times upon a version, want once", sinces.Load())
 	}
+}
+
+// TestBreaksOffAndChangesBack: what was put in place of changes that broke off is not kept, although the registry has by
+// then again the version that the node had before them.
+func TestBreaksOffAndChangesBack(t *testing.T) {
+	t.Parallel()
+	store := storetest.New("local", "c1")
+	http := map[uint32]registrypb.PortProtocol{8080: registrypb.PortProtocol_PORT_PROTOCOL_HTTP}
+	row := func(ip string, h registrypb.ServiceEndpoint_Health) {
+		e := storetest.Endpoint(ip, "n1", http)
+		e.Health = h
+		store.Set(storetest.Rows("local", "c1", name("shop/cart"), e)...)
+	}
+	for _, ip := range []string{"10.0.0.1", "10.0.0.2", "10.0.0.3"} {
+		row(ip, registrypb.ServiceEndpoint_HEALTHY)
+	}
+	addr, _ := serve(t, store, "127.0.0.1:0")
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	registrar := registrypb.NewRegistrarServiceClient(conn)
+	version := func() string {
+		all, err := registrar.ListAllEndpoints(t.Context(), &registrypb.ListAllEndpointsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all.GetVersion()
+	}
+	var dials, told, sinces atomic.Int64
+	cut, there, back := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	dial := func(ctx context.Context, _ string) (registrypb.RegistrarServiceClient, io.Closer, error) {
+		c := &cutting{RegistrarServiceClient: registrar, after: -1, rows: &told, sinces: &sinces}
+		wait := back
+		switch dials.Add(1) {
+		case 1:
+			c.cut = cut
+			return c, io.NopCloser(nil), nil
+		case 2:
+			c.after, wait = 1, there
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+		}
+		return c, io.NopCloser(nil), nil
+	}
+	n := startNode(t, client.Config{Targets: []string{addr}, Whole: true, Dial: dial})
+	defer n.end()
+	healthy := func() bool {
+		rows := n.heard.of(name("shop/cart"))
+		return len(rows) == 3 && !strings.Contains(strings.Join(rows, "\n"), "health=3 ")
+	}
+	until(t, "everything", func() bool {
+		return healthy() && n.heard.status().Connected && n.heard.status().Version != "-" && n.heard.status().Version != ""
+	})
+	was := version()
+	close(cut)
+	until(t, "the loss", func() bool { return !n.heard.status().Connected })
+	row("10.0.0.1", registrypb.ServiceEndpoint_DRAINING)
+	until(t, "a change", func() bool { return version() != was })
+	before := told.Load()
+	close(there)
+	until(t, "one row and the end", func() bool { return dials.Load() == 3 })
+	if told.Load() != before+1 {
+		t.Errorf("%d rows were told before it broke off, want 1", told.Load()-before)
+	}
+	row("10.0.0.1", registrypb.ServiceEndpoint_HEALTHY)
+	until(t, "the version of before", func() bool { return version() == was })
+	close(back)
+	until(t, "a registrar", func() bool { return n.heard.status().Connected })
+	until(t, "what the registry has", healthy)
 }
