@@ -98,11 +98,12 @@ func TestLoadOddFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(os.WriteFile(filepath.Join(dir, "good.yaml"), []byte(goodPod), 0o600))
+	must(os.WriteFile(filepath.Join(dir, "good.YML"), []byte(goodPod), 0o600))
+	must(os.WriteFile(filepath.Join(dir, "service.Json"), []byte(`{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}]}}`), 0o600))
 	must(unix.Mkfifo(filepath.Join(dir, "fifo.yaml"), 0o600))
 	must(os.Symlink("nowhere", filepath.Join(dir, "dangling.yaml")))
 	must(os.Symlink(dir, filepath.Join(dir, "ring")))
-	must(os.Symlink("good.yaml", filepath.Join(dir, "z-ignored.txt")))
+	must(os.Symlink("good.YML", filepath.Join(dir, "z-ignored.txt")))
 	big, err := os.Create(filepath.Join(dir, "big.yaml"))
 	must(err)
 	must(big.Truncate(maxFileSize + 1))
@@ -121,8 +122,8 @@ func TestLoadOddFiles(t *testing.T) {
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got %q\nwant %q", got, want)
 	}
-	if len(m.Endpoints) != 1 {
-		t.Errorf("%d endpoints", len(m.Endpoints))
+	if len(m.Endpoints) != 1 || len(m.Services) != 1 {
+		t.Errorf("%d endpoints, %d Services", len(m.Endpoints), len(m.Services))
 	}
 }
 

@@ -251,6 +251,25 @@ func TestAdd(t *testing.T) {
 			}
 		})
 	})
+	t.Run("an identity that other nodes do not take is a problem", func(t *testing.T) {
+		const custom = "spiffe://mesh.test/special"
+		for _, allowed := range []bool{false, true} {
+			inWorld(t, func(w *world) {
+				if allowed {
+					w.cfg.Identities = []string{"/special"}
+				}
+			}, func(w *world) {
+				w.add(cart(1, endpointmeta.KeySPIFFEID, custom))
+				p := w.problems["pod c1"]
+				if allowed != (len(p) == 0) || !allowed && (p[0].Object != "Pod shop/cart-1" || !strings.Contains(p[0].Reason, custom) || !strings.Contains(p[0].Reason, "--allow-spiffe-id")) {
+					t.Errorf("allowed: %t: %v", allowed, p)
+				}
+				if _, served := w.work["c1"]; !served {
+					t.Error("its own node is to serve it")
+				}
+			})
+		}
+	})
 	t.Run("at most so many", func(t *testing.T) {
 		inWorld(t, nil, func(w *world) {
 			w.pods.mu.Lock()
