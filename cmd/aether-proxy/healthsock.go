@@ -19,6 +19,8 @@ const (
 	healthHead    = 5 * time.Second  // a request's head
 	healthIdle    = 30 * time.Second // between two requests
 	healthHeaders = 4 << 10          // bytes of a head
+	// maxHealthDir is in bytes: the socket is made in a directory of its own below, and the kernel takes 107 (unix(7)).
+	maxHealthDir = 80
 )
 
 // serveHealth answers at a Unix socket which pods' applications answer (contract 6.6),

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -71,4 +72,15 @@ func TestHealthSocket(t *testing.T) {
 	if err := serveHealth(t.Context(), path, http.NotFoundHandler()); err == nil {
 		t.Error("a file was replaced")
 	}
+
+	// The longest directory that is taken.
+	base, err := os.MkdirTemp("/tmp", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(base) })
+	path = filepath.Join(base, strings.Repeat("d", maxHealthDir-len(base)-1), "health.sock")
+	end := serve(204)
+	until(204)
+	end()
 }

@@ -98,6 +98,17 @@ func (o *options) checkSources() error {
 			return fmt.Errorf("--allow-spiffe-id: %w", err)
 		}
 	}
+	if o.nodeForm != "" {
+		if o.registrarInsecure {
+			return errors.New("--node-spiffe-id is of no use with --registrar-insecure, which shows registrars no identity: leave one of them out")
+		}
+		if err := registry.CheckNodeForm(o.nodeForm); err != nil {
+			return fmt.Errorf("--node-spiffe-id: %w", err)
+		}
+	}
+	if n := len(filepath.Dir(o.healthSock)); n > maxHealthDir {
+		return fmt.Errorf("--health-sock: its directory's path has %d bytes, and a socket's may have %d: give a shorter one", n, maxHealthDir)
+	}
 	if o.podsDir == "" {
 		if o.stateDir == "" {
 			return errors.New("--registrar needs a place for the records of this node's pods: give --state-dir or --pods-dir")
@@ -440,9 +451,6 @@ func (s *sources) secure(cfg *client.Config) error {
 func (o *options) nodeID() (spiffeid.ID, error) {
 	if o.nodeForm == "" {
 		return spiffeID("--node-account", o.nodeAccount, o.trustDomain)
-	}
-	if err := registry.CheckNodeForm(o.nodeForm); err != nil {
-		return spiffeid.ID{}, fmt.Errorf("--node-spiffe-id: %w", err)
 	}
 	id, err := registry.NodeID(o.nodeForm, o.trustDomain, o.node)
 	if err != nil {

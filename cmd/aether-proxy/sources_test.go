@@ -35,6 +35,12 @@ func TestFlags(t *testing.T) {
 		{options{node: "n1", config: "d", identities: []string{"/app"}}, "--allow-spiffe-id is of no use", "", ""},
 		{options{node: "n1", registrar: r, stateDir: "/s", identities: []string{"app"}}, "--allow-spiffe-id", "", ""},
 		{options{node: "n1", registrar: r, stateDir: "/s", identities: []string{"/app/*"}}, "", "/s/pods/n1", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", nodeForm: "/node/{node}"}, "", "/s/pods/n1", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", nodeForm: "/node/n1"}, "--node-spiffe-id", "", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", nodeForm: "node/{node}"}, "--node-spiffe-id", "", ""},
+		{options{node: "n1", registrar: []string{"127.0.0.1:1"}, stateDir: "/s", registrarInsecure: true, nodeForm: "/node/{node}"}, "no use with --registrar-insecure", "", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", healthSock: "/" + strings.Repeat("d", maxHealthDir-1) + "/health.sock"}, "", "/s/pods/n1", ""},
+		{options{node: "n1", registrar: r, stateDir: "/s", healthSock: "/" + strings.Repeat("d", maxHealthDir) + "/health.sock"}, "--health-sock", "", ""},
 		{options{node: "n1", registrar: r, stateDir: "/s", kubernetes: true}, "", "/s/pods/n1", podsEvict},
 		{options{node: "n1", registrar: r, stateDir: "/s", kubeconfig: "k"}, "", "/s/pods/n1", podsEvict},
 		{options{node: "n1", registrar: r, stateDir: "/s", kubernetes: true, config: "d"}, "", "/s/pods/n1", ""},
@@ -66,8 +72,6 @@ func TestNodeID(t *testing.T) {
 		{"", "n1", "spiffe://td.example/ns/aether-system/sa/aether-agent", ""},
 		{"/node/{node}", "n1", "spiffe://td.example/node/n1", ""},
 		{"spiffe://nodes.example/{node}", "n1", "spiffe://nodes.example/n1", ""},
-		{"/node/n1", "n1", "", "--node-spiffe-id"},
-		{"node/{node}", "n1", "", "--node-spiffe-id"},
 		{"/node/{node}", "n 1", "", "--node"},
 	} {
 		o := options{node: tt.node, nodeAccount: "aether-system/aether-agent", trustDomain: "td.example", nodeForm: tt.form}

@@ -211,6 +211,7 @@ var bounds = []bound{
 	{"cmd/aether-proxy", "healthConns", "connections to the health socket", "further ones wait"},
 	{"cmd/aether-proxy", "healthHead", "time", "a request to it that is not read, or not answered, by then is cut"},
 	{"cmd/aether-proxy", "healthIdle", "time", "a connection to it without a request is closed"},
+	{"cmd/aether-proxy", "maxHealthDir", "bytes of the path of its directory", "the process does not start"},
 	{"cmd/aether-proxy", "healthHeaders", "bytes of a request's head at it", "431"},
 
 	{"dataplane/relay", "promptReads", "reads of a peer that seemed to wait for an acknowledgement (two reads `leastStall` to `mostStall` apart, nothing sent between)", "they are acknowledged at once; then the kernel's delayed acknowledgement holds again, until the peer stalls once more"},
