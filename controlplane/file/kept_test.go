@@ -534,6 +534,8 @@ func TestFeedAtStart(t *testing.T) {
 		"its kind is gone":             {strings.Replace(guardFilter, "kind: HTTPFilter\n", "", 1), nil, "x.yaml:1"},
 		"its name":                     {strings.Replace(guardFilter, "name: guard", "name: gu_ard", 1), nil, "x.yaml:1"},
 		"its targets":                  {strings.Replace(guardFilter, "targetRefs", "targetRef", 1), nil, "x.yaml:1"},
+		"its scope and targets":        {strings.NewReplacer("scope:", "scop:", "targetRefs", "targetRef").Replace(guardFilter), nil, "x.yaml:1"},
+		"a rule's that is refused":     {strings.NewReplacer("  scope: SCOPE_INBOUND\n", "", "  targetRefs: [{kind: Service, name: green}]\n", "", "DENY", "DNY").Replace(guardFilter), nil, ""},
 		"a policy that is refused":     {strings.Replace(guardFilter, "DENY", "DNY", 1), nil, ""},
 		"a route without parents":      {"apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRef: [{kind: Service, name: a}]}\n", nil, "x.yaml:1"},
 		"a gateway's route":            {"apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{name: a}]}\n", nil, ""},

@@ -197,6 +197,30 @@ func sliceOf(service, name string, ready bool, endpoints int, ports ...portIs) *
 	return s
 }
 
+// TestReferencesIntoAParentsNamespace (decision 048): a reference into the namespace of one of the route's parents may stand
+// without a grant, and is left to be judged for each parent; one into a third is refused.
+func TestReferencesIntoAParentsNamespace(t *testing.T) {
+	s := NewState("", input.Settings{})
+	s.put(t, KindHTTPRoute, `{metadata: {name: mine, namespace: ops}, spec: {parentRefs: [{kind: Service, group: "", name: cart, namespace: shop}], rules: [
+		{backendRefs: [{name: cart, namespace: shop, port: 80}, {name: far, namespace: db, port: 80}, {name: own, port: 80}]}]}}`)
+	is := func() string {
+		var out []string
+		for _, b := range s.Whole().Routes[input.RouteKey{Kind: model.HTTPRoute, Namespace: "ops", Name: "mine"}][0].Rules[0].Backends {
+			out = append(out, fmt.Sprint(b.Service, " ", b.Ungranted, " ", b.Invalid != ""))
+		}
+		return strings.Join(out, "; ")
+	}
+	if got, want := is(), "shop/cart true false; db/far false true; ops/own false false"; got != want || strings.Contains(s.said(), "cart") {
+		t.Errorf("%s\nwant %s\n%s", got, want, s.said())
+	}
+	for _, n := range []string{"shop", "db"} {
+		s.put(t, KindReferenceGrant, `{metadata: {name: g, namespace: `+n+`}, spec: {from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: ops}], to: [{group: "", kind: Service}]}}`)
+	}
+	if got, want := is(), "shop/cart false false; db/far false false; ops/own false false"; got != want || s.said() != "" {
+		t.Errorf("with grants: %s\nwant %s\n%s", got, want, s.said())
+	}
+}
+
 // TestPortMap: contract 4.10, the Service port map of user-owned Services.
 func TestPortMap(t *testing.T) {
 	web, dns := portIs{"web", false, 8080}, portIs{"dns", true, 5353}
