@@ -94,6 +94,7 @@ type item struct {
 	file   string
 	line   int
 	since  time.Time // it is kept, since then; zero: it is what the file says
+	good   *item     // of a refused one: as it was last without doubt; nil: it never was
 
 	node    *nodeFacts
 	pod     *podFacts

@@ -256,7 +256,15 @@ func (f *parsed) after(old *parsed, now time.Time) {
 		at, refused := f.refused[it.object]
 		switch {
 		case said && refused:
-			if is, instead := f.items[i].instead(it); instead {
+			good := it.good
+			if good == nil && (!it.since.IsZero() || old.refused[it.object] == 0) {
+				good = &it
+			}
+			if good == nil {
+				break // it never was
+			}
+			f.items[i].good = good
+			if is, instead := f.items[i].instead(*good); instead {
 				f.items[i] = f.keep(is, now, at)
 			} else {
 				f.items[i] = is

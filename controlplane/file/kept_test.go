@@ -277,6 +277,27 @@ func TestMayGuard(t *testing.T) {
 	}
 }
 
+// TestRefusedFormsDoNotAddUp: of several refused forms of a policy the last one governs, and with it what the last good one
+// governed, and not what those between named.
+func TestRefusedFormsDoNotAddUp(t *testing.T) {
+	dir := t.TempDir()
+	l := newLoader(dir, Options{Node: "n1"})
+	for i, tt := range []struct{ target, action, want string }{
+		{"n", "DNY", "n"}, {"m", "DNY", "m"}, // it never was good
+		{"green", "DENY", "green"}, {"b", "DNY", "b green"}, {"c", "DNY", "c green"}, {"green", "DNY", "green"}, {"d", "DENY", "d"}, {"e", "DNY", "d e"}, {"e", "DENY", "e"},
+	} {
+		write(t, dir, "x.yaml", strings.NewReplacer("green", tt.target, "DENY", tt.action).Replace(guardFilter))
+		m, problems := read(t, l)
+		var is []string
+		for _, n := range m.Filters[0].Targets {
+			is = append(is, n.Name)
+		}
+		if slices.Sort(is); strings.Join(is, " ") != tt.want {
+			t.Errorf("form %d: governs %s, want %s: %v", i, is, tt.want, problems)
+		}
+	}
+}
+
 // TestKeptGivesWay: what is kept gives way to the same object in another file, and to a pod that has its address.
 func TestKeptGivesWay(t *testing.T) {
 	dir := t.TempDir()

@@ -51,6 +51,7 @@ type State struct {
 	grants   map[string]map[string]*Grant       // by namespace and name
 
 	filters    map[name]model.HTTPFilter
+	good       map[name]model.HTTPFilter // of filters: as they were last without doubt
 	policies   map[name]*endpointPolicy
 	aimed      map[name]map[name]bool        // EndpointPolicies by their Service
 	chosen     map[name]model.EndpointPolicy // of them that in force, by Service
@@ -73,6 +74,7 @@ type service struct {
 
 type route struct {
 	facts *Route
+	good  *Route // facts as they were last without doubt; nil: they never were
 	said  []Problem
 	out   model.Route
 }
@@ -104,7 +106,7 @@ func NewState(namespace string, flags input.Settings) *State {
 		namespace: namespace, flags: flags, settings: flags,
 		services: map[name]*service{}, named: map[name]bool{}, slices: map[name]*slice{}, of: map[name]map[name]*slice{},
 		routes: map[input.RouteKey]*route{}, pointing: map[string]map[input.RouteKey]bool{}, grants: map[string]map[string]*Grant{},
-		filters: map[name]model.HTTPFilter{}, policies: map[name]*endpointPolicy{}, aimed: map[name]map[name]bool{}, chosen: map[name]model.EndpointPolicy{}, meshes: map[name]*Mesh{}, namespaces: map[string][]input.Override{},
+		filters: map[name]model.HTTPFilter{}, good: map[name]model.HTTPFilter{}, policies: map[name]*endpointPolicy{}, aimed: map[name]map[name]bool{}, chosen: map[name]model.EndpointPolicy{}, meshes: map[name]*Mesh{}, namespaces: map[string][]input.Override{},
 		problems: map[string][]model.Problem{}, objects: map[string]map[name]bool{},
 		unread: NotRead,
 	}
@@ -386,15 +388,23 @@ func (s *State) Set(kind string, u map[string]any) {
 	switch kind {
 	case KindHTTPRoute, KindGRPCRoute, KindTCPRoute, KindTLSRoute:
 		facts := r.Route(o)
-		if was := s.routes[routeKey(kind, n)]; r.Doubt && was != nil {
-			if facts == nil {
-				facts = was.facts
-				r.Report(o.String(), 0, "%s", stays)
-			} else {
-				facts = facts.Instead(was.facts)
+		good := facts
+		if r.Doubt {
+			good = nil
+			if was := s.routes[routeKey(kind, n)]; was != nil {
+				switch good = was.good; {
+				case facts == nil:
+					facts = was.facts
+					r.Report(o.String(), 0, "%s", stays)
+				case good != nil:
+					facts = facts.Instead(good)
+				}
 			}
 		}
 		s.setRoute(o, facts, r.Problems)
+		if e := s.routes[routeKey(kind, n)]; e != nil {
+			e.good = good
+		}
 	case KindUDPRoute:
 		r.udpRoute(o)
 		s.tell(kind, n, r.Problems)
@@ -405,8 +415,10 @@ func (s *State) Set(kind string, u map[string]any) {
 	case KindHTTPFilter:
 		f := *r.Filter(o)
 		old, ok := s.filters[n]
-		if ok && r.Doubt {
-			f = *Instead(&f, &old)
+		if was, before := s.good[n]; r.Doubt && before {
+			f = *Instead(&f, &was)
+		} else if !r.Doubt {
+			s.good[n] = f
 		}
 		if !ok || !reflect.DeepEqual(old, f) {
 			s.filters[n] = f
@@ -456,6 +468,7 @@ func (s *State) Delete(kind, namespace, objectName string) {
 		s.setGrant(n, nil)
 	case KindHTTPFilter:
 		delete(s.filters, n)
+		delete(s.good, n)
 		put(&s.batch.Filters, n, nil)
 	case KindEndpointPolicy:
 		s.setPolicy(n, nil, nil)

@@ -117,6 +117,40 @@ func TestObjectsThatCannotBeReadStay(t *testing.T) {
 	}
 }
 
+// TestRefusedFormsDoNotAddUp: of several refused forms of an object the last one governs, and with it what the last good one
+// governed; what only those between named is let go.
+func TestRefusedFormsDoNotAddUp(t *testing.T) {
+	filter := func(target, more string) string {
+		return `{metadata: {name: f, namespace: shop}, spec: {scope: SCOPE_CHAIN, targetRefs: [{kind: Service, name: ` + target + `}], rbac: {action: DENY, policies: [{name: p, principals: [{namespace: x}]}]}` + more + `}}`
+	}
+	route := func(parent, more string) string {
+		return `{metadata: {name: f, namespace: shop}, spec: {parentRefs: [{kind: Service, group: "", name: ` + parent + `}], rules: [{backendRefs: [{name: cart, port: 80}]}]` + more + `}}`
+	}
+	for kind, form := range map[string]func(string, string) string{KindHTTPFilter: filter, KindHTTPRoute: route} {
+		s := NewState("", input.Settings{})
+		for i, tt := range []struct{ of, more, want string }{
+			{"o", ", hostnames: 7", "o"}, {"m", ", hostnames: 7", "m"}, // it never was good
+			{"a", "", "a"}, {"b", ", hostnames: 7", "a b"}, {"c", ", hostnames: 7", "a c"}, {"a", ", hostnames: 7", "a"}, {"d", "", "d"}, {"e", ", hostnames: 7", "d e"}, {"e", "", "e"},
+		} {
+			s.put(t, kind, form(tt.of, tt.more))
+			var is []string
+			for _, list := range s.Whole().Filters {
+				for _, n := range list[0].Targets {
+					is = append(is, n.Name)
+				}
+			}
+			for _, list := range s.Whole().Routes {
+				for _, p := range list[0].Parents {
+					is = append(is, p.Service.Name)
+				}
+			}
+			if slices.Sort(is); strings.Join(is, " ") != tt.want {
+				t.Errorf("%s, form %d: governs %s, want %s\n%s", kind, i, is, tt.want, s.said())
+			}
+		}
+	}
+}
+
 // A grant concerns the routes that point into its namespace, and no other is
 // looked at again.
 func TestGrantsTouchWhatTheyConcern(t *testing.T) {
