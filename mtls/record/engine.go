@@ -170,6 +170,7 @@ type engine struct {
 	used    *[MaxRecord]byte // an earlier part, whose plaintext may still be in the caller's hands until the next Feed
 	plain   []byte           // opened, not read yet
 	hand    []byte           // incomplete handshake message
+	kept    int              // bytes of fed and plain that are copies of our own; 0: they are borrowed
 	useless int
 	rerr    error // for good
 
@@ -215,14 +216,31 @@ func newEngine(suite uint16, client bool, keys *keyLog) *engine {
 }
 
 func (e *engine) Feed(cipher []byte) {
-	if e.used != nil && len(e.plain) > 0 { // fed before everything was read
+	e.kept = 0
+	if len(e.plain) > 0 { // fed before everything was read: it lies in what was fed before, or in used
 		e.plain = slices.Clone(e.plain)
+		e.kept = cap(e.plain)
 	}
 	e.reuse()
 	if len(e.fed) > 0 {
 		cipher = slices.Concat(e.fed, cipher)
+		e.kept += cap(cipher)
 	}
 	e.fed = cipher
+}
+
+func (e *engine) Held() int {
+	n := cap(e.hand)
+	if e.part != nil {
+		n += MaxRecord
+	}
+	if e.used != nil {
+		n += MaxRecord
+	}
+	if len(e.fed)+len(e.plain) > 0 {
+		n += e.kept
+	}
+	return n
 }
 
 // reuse gives back the buffer of a record whose plaintext nobody holds any more.

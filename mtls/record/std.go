@@ -1,6 +1,7 @@
 package record
 
 import (
+	"bytes"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -48,9 +49,10 @@ type transport struct {
 	rest  []byte // what was read ahead behind the handshake
 
 	// Memory mode, reading half.
-	in  []byte // fed and not handed over yet; borrowed
-	hdr [headerLen]byte
-	hn  int // bytes of a split header handed over
+	in   []byte // fed and not handed over yet; borrowed
+	hdr  [headerLen]byte
+	hn   int // bytes of a split header handed over
+	most int // length of the longest record so far
 
 	// Memory mode, writing half.
 	mu   sync.Mutex
@@ -126,6 +128,7 @@ func (t *transport) readMem(p []byte) (int, error) {
 	if t.left == 0 {
 		if t.hn == 0 && len(t.in) >= headerLen {
 			t.left = headerLen + int(binary.BigEndian.Uint16(t.in[3:]))
+			t.most = max(t.most, t.left)
 		} else { // a header in pieces
 			n := copy(t.hdr[t.hn:], t.in)
 			n = copy(p, t.in[:n])
@@ -133,6 +136,7 @@ func (t *transport) readMem(p []byte) (int, error) {
 			t.in = t.in[n:]
 			if t.hn == headerLen {
 				t.hn, t.left = 0, int(binary.BigEndian.Uint16(t.hdr[3:]))
+				t.most = max(t.most, headerLen+t.left)
 			}
 			return n, nil
 		}
@@ -222,15 +226,30 @@ func (t *transport) SetWriteDeadline(d time.Time) error {
 
 // stdConn is crypto/tls over memory.
 type stdConn struct {
-	tc *tls.Conn
-	t  *transport
+	tc   *tls.Conn
+	t    *transport
+	kept int // bytes of t.in that are a copy of our own; 0: they are borrowed
 }
 
 func (c *stdConn) Feed(cipher []byte) {
+	c.kept = 0
 	if len(c.t.in) > 0 {
 		cipher = slices.Concat(c.t.in, cipher)
+		c.kept = cap(cipher)
 	}
 	c.t.in = cipher
+}
+
+// Held counts the buffer of crypto/tls by the longest record that came: that buffer grows with records, and stays.
+func (c *stdConn) Held() int {
+	n := 0
+	if c.t.most > 0 {
+		n = c.t.most + bytes.MinRead
+	}
+	if len(c.t.in) > 0 {
+		n += c.kept
+	}
+	return n
 }
 
 func (c *stdConn) Read(p []byte) (int, error) {
