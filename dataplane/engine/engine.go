@@ -432,6 +432,9 @@ type Pod struct {
 
 	shares    []*share // by loop: each is its loop's own
 	files     atomic.Int64
+	elsewhere atomic.Int64 // bytes held by what the engine does not serve
+	tight     atomic.Int32 // loops on which the pod holds too much
+	look      atomic.Bool  // they are on their way to look again
 	warned    atomic.Int64 // when the log was last told of the pod's bounds
 	mu        sync.Mutex
 	listeners map[int]*listener // by fd; guarded by mu
@@ -530,9 +533,9 @@ func (p *Pod) left() {
 	p.Hold(-1)
 }
 
-// podHeld is how many bytes a pod may hold on the loop.
-func (l *Loop) podHeld() int {
-	if m := l.eng.cfg.Memory; m > 0 {
+// podHeld is how many bytes a pod may hold on a loop.
+func (e *Engine) podHeld() int {
+	if m := e.cfg.Memory; m > 0 {
 		return int(min(podHeld, m/4))
 	}
 	return podHeld

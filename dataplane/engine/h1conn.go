@@ -211,7 +211,7 @@ func (c *h1conn) high() int {
 // tell accounts the buffers as they are now.
 func (c *h1conn) tell() {
 	if !c.closed { // else shut has
-		n := len(c.in) + cap(c.out) + cap(c.sealed) + c.body.Held()
+		n := len(c.in) + cap(c.out) + c.records() + c.body.Held()
 		if c.x != nil && c.server {
 			n += requestHeld + c.x.Held()
 		}

@@ -53,6 +53,7 @@ type h2conn struct {
 	slow       reactor.Timer // tardy
 	begun      int64         // time of the first byte of a frame, or header block, that has not ended; 0: none
 	block      uint32        // the stream of that block; 0: it is a frame
+	inRecord   bool          // what begun is about is a TLS record, in which a frame may begin
 	slack      bool          // timer looks for what a burst has left behind
 	pinged     int64         // hop: time of a PING that nothing has followed; 0: none
 	tunnels    int           // streams that are tunnels
@@ -414,7 +415,7 @@ func (st *h2stream) expire() {
 //
 // One that is known to end is read to its end: what it holds goes with it.
 func (c *h2conn) stuffed() bool {
-	return c.sh.tight && !c.fin && c.held >= fairHeld && (!c.hop && !c.mesh || c.sh.held >= hopHeld*c.l.podHeld())
+	return c.sh.tight && !c.fin && c.held >= fairHeld && (!c.hop && !c.mesh || c.sh.held >= hopHeld*c.l.eng.podHeld())
 }
 
 // hoard is a connection that holds much of many requests, a hop or one to an application, as the
@@ -507,6 +508,7 @@ func (c *h2conn) pump() {
 		switch err {
 		case nil:
 		case errAgain:
+			c.watchRecord()
 			return
 		case errYield:
 			c.yield(c)
@@ -574,18 +576,38 @@ func (c *h2conn) feed(b []byte) bool {
 // which only a part is here, or a header block.
 func (c *h2conn) watch(n, have int) {
 	id := c.h2.Block()
+	c.inRecord = false
 	switch {
 	case id == 0 && (n == have || c.behind):
 		c.begun = 0
 	case c.begun == 0 || id != c.block || id == 0 && n > 0:
-		if c.begun = c.l.Now(); !c.slow.Armed() {
-			c.l.Arm(&c.slow, (*tardy)(c), c.l.limit(headTime))
-		}
+		c.begin()
 	}
 	c.block = id
 }
 
-// tardy is a connection as the task of its own timer: a frame, or a header block, that has not ended
+// begin notes that something has begun that is to end.
+func (c *h2conn) begin() {
+	if c.begun = c.l.Now(); !c.slow.Armed() {
+		c.l.Arm(&c.slow, (*tardy)(c), c.l.limit(headTime))
+	}
+}
+
+// watchRecord is watch for a record of TLS, all of what came having been read.
+func (c *h2conn) watchRecord() {
+	if c.rec == nil {
+		return
+	}
+	switch part := c.rec.Partial(); {
+	case part && c.begun == 0:
+		c.inRecord = true
+		c.begin()
+	case !part && c.inRecord:
+		c.inRecord, c.begun = false, 0
+	}
+}
+
+// tardy is a connection as the task of its own timer: a frame, a header block, or a TLS record that has not ended
 // headTime after it began ends the connection, as a slow head of HTTP/1 does.
 type tardy h2conn
 
@@ -756,7 +778,7 @@ func (c *h2conn) request(x *exchange.Exchange) {
 func (c *h2conn) tell() {
 	n := c.kept
 	if !c.closed {
-		n += cap(c.left) + cap(c.sealed) + c.h2.Held()
+		n += cap(c.left) + c.records() + c.h2.Held()
 	}
 	c.account(n)
 	if c.held >= fairHeld && (c.client || c.mesh) && !c.stuff.Armed() {

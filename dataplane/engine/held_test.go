@@ -6,24 +6,29 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	oracle "golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"golang.org/x/sys/unix"
 
 	"aether/dataplane/exchange"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/reactor"
+	"aether/mtls/record"
+	"aether/tproxy/socket"
 )
 
 // told is what the pods' shares of the first loop hold, as far as they know.
 func (s *stage) told() (n int) {
 	s.onLoop(func(l *Loop) {
 		for p := range s.e.pods {
-			n += p.share(l).held
+			n += p.share(l).held + int(p.BytesElsewhere())
 		}
 	})
 	return n
@@ -59,6 +64,7 @@ func TestWhateverAStreamHoldsIsCounted(t *testing.T) {
 		say   func(p *peer2)
 		app   func(p *peer2, id uint32) // answers, in the place of park
 		least int                       // MiB that the heap grows by
+		tls   bool                      // a kind of connections with TLS alone
 	}{
 		{name: "streams", conns: 4, least: 4, say: func(p *peer2) {
 			for i := range uint32(990) {
@@ -111,6 +117,9 @@ func TestWhateverAStreamHoldsIsCounted(t *testing.T) {
 		{name: "frames without an end", conns: 300, least: 4, say: func(p *peer2) {
 			p.WriteHeaders(oracle.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, 16_000), EndHeaders: true})
 			p.buf.Truncate(p.buf.Len() - 1)
+		}},
+		{name: "records without an end", conns: 300, least: 4, tls: true, say: func(p *peer2) {
+			_, _ = p.c.Write(append([]byte{23, 3, 3, 0x40, 0x11}, make([]byte, 100)...))
 		}},
 		{name: "tables", conns: 300, least: 1, say: func(p *peer2) {
 			p.head(1, false, request("x-a", strings.Repeat("a", 3900))...)
@@ -165,6 +174,9 @@ func TestWhateverAStreamHoldsIsCounted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, k := range kinds {
+				if k.tls && name != "a peer" {
+					continue
+				}
 				t.Run(k.name, func(t *testing.T) {
 					d := open(t)
 					if k.app != nil {
@@ -235,6 +247,191 @@ func TestWhateverAStreamHoldsIsCounted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestWhatAnHTTP1ConnectionHoldsIsCounted: the same for what begins as a request of HTTP/1 and does not end.
+func TestWhatAnHTTP1ConnectionHoldsIsCounted(t *testing.T) {
+	sc, cc := tlsPair(t)
+	for _, over := range []bool{false, true} {
+		for _, k := range []struct {
+			name  string
+			say   string
+			park  bool // the requests that are whole wait
+			raw   []byte
+			least int // KiB a connection
+		}{
+			{name: "one byte of a head", say: "G", least: 15},
+			{name: "a head of 40 KiB without an end", say: "GET / HTTP/1.1\r\nx: " + strings.Repeat("a", 40<<10), least: 60},
+			{name: "a body that nobody takes", say: "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n" + strings.Repeat("a", 90_000), least: 15},
+			{name: "a record without an end", raw: append([]byte{23, 3, 3, 0x40, 0x11}, make([]byte, 100)...), least: 15},
+		} {
+			if k.raw != nil && !over {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, TLS %v", k.name, over), func(t *testing.T) {
+				s := newStage(t, Config{})
+				pod := s.e.AddPod("p")
+				addr := s.h1OverTLS(pod, &svc{pod: pod, request: func(x *exchange.Exchange) bool { x.Park(); return true }}, over, sc)
+				var conns []*net.TCPConn
+				var rw []io.ReadWriter
+				for range 100 {
+					c := dial(t, addr)
+					conns, rw = append(conns, c), append(rw, c)
+					if over {
+						tc := tls.Client(c, cc)
+						if err := tc.Handshake(); err != nil {
+							t.Fatal(err)
+						}
+						rw[len(rw)-1] = tc
+					}
+				}
+				eventually(t, "all are served", func() bool { return pod.Conns() == 100 })
+				heap()
+				heap() // pools of the handshakes are emptied by the second
+				heap0, told0 := heap(), s.told()
+				for i := range rw {
+					if k.raw != nil {
+						_, _ = conns[i].Write(k.raw)
+					} else if _, err := io.WriteString(rw[i], k.say); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var grown, told int64
+				eventually(t, "all has come", func() bool {
+					grown, told = heap()-heap0, int64(s.told()-told0)
+					return grown >= int64(100*k.least)<<10 && told >= int64(100*k.least)<<10*3/4
+				})
+				t.Logf("the heap grew by %d KiB, the account by %d KiB", grown>>10, told>>10)
+				if told < grown*3/4 || told > grown*2+1<<20 {
+					t.Errorf("the heap grew by %d KiB, the account by %d KiB", grown>>10, told>>10)
+				}
+				runtime.KeepAlive(rw)
+				for _, c := range conns {
+					_ = c.SetLinger(0) // one that ends in order would wait for its answer
+					c.Close()
+				}
+				eventually(t, "the account is as it was", func() bool { return s.told() <= told0+64<<10 })
+			})
+		}
+	}
+}
+
+// h1OverTLS is front for HTTP/1, over TLS if over.
+func (s *stage) h1OverTLS(pod *Pod, v exchange.Service, over bool, sc *tls.Config) string {
+	if !over {
+		return s.front(pod, v, false)
+	}
+	pool := &exchange.Pool{Service: v}
+	return s.listen(pod, func(l *Loop, fd int) {
+		l.Go(func() {
+			c, err := socket.MakeConn(fd)
+			if err != nil {
+				return
+			}
+			st := record.Server(c, sc, record.Own)
+			if err := st.Handshake(s.e.ctx); err != nil {
+				c.Close()
+				return
+			}
+			rec := st.Flip()
+			if fd, err = socket.TakeFD(c); err != nil {
+				return
+			}
+			if l.Post(func() {
+				if l.ServeHTTP1(fd, rec, &ConnInfo{Pod: pod, Loop: l, Pool: pool}, nil) != nil {
+					unix.Close(fd)
+				}
+			}) != nil {
+				unix.Close(fd)
+			}
+		})
+	})
+}
+
+// TestBodiesOfTwoConnectionsDoNotMix: what one caller of HTTP/1 over TLS has sent, and nobody has taken yet, is not
+// overwritten by what another sends meanwhile. The end of a head and a body come in one record, of which the read
+// buffer takes a part.
+func TestBodiesOfTwoConnectionsDoNotMix(t *testing.T) {
+	sc, cc := tlsPair(t)
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	bodies := make(chan string, 2)
+	app := serveHTTP(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		bodies <- string(b)
+	}))
+	v := &svc{pod: pod, to: app}
+	var parked []*exchange.Exchange
+	v.request = func(x *exchange.Exchange) bool {
+		x.Park()
+		parked = append(parked, x)
+		return true
+	}
+	addr := s.h1OverTLS(pod, v, true, sc)
+	const size = 16_000
+	for i, b := range []string{"a", "b"} {
+		tc := tls.Client(dial(t, addr), &tls.Config{RootCAs: cc.RootCAs, ServerName: cc.ServerName, NextProtos: cc.NextProtos, DynamicRecordSizingDisabled: true})
+		if err := tc.Handshake(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(tc, "POST / HTTP/1.1\r\nHost: a\r\nx: "+strings.Repeat("x", 10_000)); err != nil {
+			t.Fatal(err)
+		}
+		s.seenAll(t, 1, func(c *h1server) bool { return c.x == nil && c.w == 10_029 })
+		if _, err := fmt.Fprintf(tc, "\r\nContent-Length: %d\r\n\r\n%s", size, strings.Repeat(b, size)); err != nil {
+			t.Fatal(err)
+		}
+		s.seenAll(t, i+1, func(c *h1server) bool { return c.stalled })
+	}
+	s.onLoop(func(*Loop) {
+		for _, x := range parked {
+			v.send(x)
+		}
+	})
+	for range 2 {
+		b := <-bodies
+		if len(b) != size || strings.Trim(b, b[:1]) != "" {
+			t.Errorf("a body of %d bytes, of which %d are not %q", len(b), len(strings.ReplaceAll(b, b[:1], "")), b[:1])
+		}
+	}
+}
+
+// seenAll waits until n connections are in a state.
+func (s *stage) seenAll(t *testing.T, n int, f func(c *h1server) bool) {
+	t.Helper()
+	eventually(t, "connections in the state that the test needs", func() bool {
+		k := 0
+		s.onLoop(func(l *Loop) {
+			l.Each(func(src reactor.Source) {
+				if c, ok := src.(*h1server); ok && f(c) {
+					k++
+				}
+			})
+		})
+		return k == n
+	})
+}
+
+// pieces is a connection that writes in two parts.
+type pieces struct {
+	*net.TCPConn
+	between func()
+}
+
+func (p *pieces) Write(b []byte) (int, error) {
+	if p.between == nil {
+		return p.TCPConn.Write(b)
+	}
+	n, err := p.TCPConn.Write(b[:len(b)-7])
+	if err != nil {
+		return n, err
+	}
+	p.between()
+	m, err := p.TCPConn.Write(b[len(b)-7:])
+	return n + m, err
 }
 
 // keeper keeps what is held.
@@ -414,6 +611,62 @@ func TestWhatBeginsEnds(t *testing.T) {
 			if f, ok := f.(*oracle.PingFrame); ok && f.IsAck() {
 				break
 			}
+		}
+	})
+	t.Run("record of a peer", func(t *testing.T) {
+		ck := newClock()
+		m := newMesh(t, Config{Now: ck.Now}, netip.AddrPort{})
+		m.in.request = func(x *exchange.Exchange) bool { x.Park(); return true }
+		c := dial(t, m.hopAddr)
+		over := tls.Client(c, m.peer)
+		if err := over.Handshake(); err != nil {
+			t.Fatal(err)
+		}
+		p := newPeer2Over(t, c, over, true)
+		p.head(1, false, request()...)
+		if err := p.flush(); err != nil {
+			t.Fatal(err)
+		}
+		m.seen(t, func(c *h2conn) bool { return c.h2.Streams() == 1 && c.begun == 0 })
+		if _, err := c.Write([]byte{23, 3, 3, 0, 100, 1}); err != nil {
+			t.Fatal(err)
+		}
+		m.seen(t, func(c *h2conn) bool { return c.begun != 0 })
+		ck.move(t, m.e, 14*time.Second)
+		if m.dst.Conns() != 1 {
+			t.Fatal("ended before a head's time")
+		}
+		ck.move(t, m.e, 2*time.Second)
+		eventually(t, "the connection ends", func() bool { return m.dst.Conns() == 0 })
+	})
+	t.Run("records and frames in pieces, one after the other", func(t *testing.T) {
+		ck := newClock()
+		m := newMesh(t, Config{Now: ck.Now}, netip.AddrPort{})
+		m.in.request = local
+		c := dial(t, m.hopAddr)
+		slow := &pieces{TCPConn: c}
+		over := tls.Client(slow, m.peer)
+		if err := over.Handshake(); err != nil {
+			t.Fatal(err)
+		}
+		p := newPeer2Over(t, c, over, true)
+		if err := p.flush(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range uint32(6) {
+			slow.between = func() {
+				m.seen(t, func(c *h2conn) bool { return c.begun == ck.Now() })
+				ck.move(t, m.e, 10*time.Second)
+			}
+			p.get(2*i+1, "/")
+			if err := p.flush(); err != nil {
+				t.Fatal(err)
+			}
+			slow.between = nil
+			if got := p.status(2*i + 1); got != "421" {
+				t.Fatalf("request %d: status %s", i, got)
+			}
+			m.seen(t, func(c *h2conn) bool { return c.begun == 0 })
 		}
 	})
 	t.Run("frames in pieces, one after the other", func(t *testing.T) {

@@ -21,8 +21,8 @@ var ErrHopFull = errors.New("engine: too many requests wait for a session to thi
 // ErrSilent: the peer of a session answers nothing any more, not even PING.
 var ErrSilent = errors.New("engine: the peer of the session answers nothing any more, not even PING")
 
-// ErrTardy: the peer began a frame, or a header block, of HTTP/2 and did not end it in time.
-var ErrTardy = errors.New("engine: the peer began an HTTP/2 frame or header block and did not end it in time")
+// ErrTardy: the peer began a frame, or a header block, of HTTP/2, or a TLS record under it, and did not end it in time.
+var ErrTardy = errors.New("engine: the peer began an HTTP/2 frame, header block or TLS record and did not end it in time")
 
 // DialHop makes one session: a connected socket whose handshake is done, out
 // of the Go poller, and its record layer. It runs in its own goroutine and

@@ -24,6 +24,7 @@ const (
 	hopHeld     = 2        // times podHeld: a session of a hop is read from until then
 	fairHeld    = 1 << 20  // above podHeld an HTTP/2 connection that holds so much is not read from
 	tightOut    = 16 << 10 // and an HTTP/1 connection queues so much output
+	roomyPart   = 4        // while what goroutines hold for the pod is less than this part of podHeld relays take large buffers
 	requestHeld = 2 << 10  // bytes that the objects of one request take: exchange, streams, what services keep of it
 	streamHeld  = 256      // and those of its upstream stream
 	podDials    = 64       // hop sessions being made
@@ -33,7 +34,8 @@ const (
 // share is a pod's part of one loop: what it has used of the running iteration,
 // what waits for its turn, and what the pod holds. It is the loop's own.
 type share struct {
-	l *Loop
+	l   *Loop
+	pod *Pod
 
 	iter              uint64
 	bytes, work, sent int            // of iteration iter
@@ -45,7 +47,7 @@ type share struct {
 
 	kept    exchange.Share
 	held    int  // bytes, as the connections last told
-	tight   bool // held has met the bound, and is not three quarters of it again yet
+	tight   bool // held, with what the pod holds elsewhere, has met the bound, and is not three quarters of it again yet
 	waiting []heldUp
 	dials   int
 	dialq   []*Hop // wait for a dial's turn
@@ -157,12 +159,15 @@ func (s *share) Fail(error) { s.queue, s.head = nil, 0 }
 // hold accounts d bytes more, or less, that the pod's connections hold.
 func (s *share) hold(d int) {
 	s.held += d
-	switch most := s.l.podHeld(); {
-	case !s.tight && s.held > most:
+	held := s.held + int(s.pod.elsewhere.Load())
+	switch most := s.l.eng.podHeld(); {
+	case !s.tight && held > most:
 		s.tight = true
+		s.pod.tight.Add(1)
 		s.l.eng.shed(ShedPodMemory)
-	case s.tight && s.held < most/4*3:
+	case s.tight && held < most/4*3:
 		s.tight = false
+		s.pod.tight.Add(-1)
 		for i, t := range s.waiting {
 			s.waiting[i] = nil
 			if !t.over() {
@@ -192,8 +197,37 @@ func (s *share) wait(t heldUp) {
 // share is the pod's part of l.
 func (p *Pod) share(l *Loop) *share {
 	s := p.shares[l.ID()]
-	s.l = l
+	s.l, s.pod = l, p
 	return s
+}
+
+// HoldBytes accounts n bytes more, or less, that are held for the pod by what the engine does not serve: connections
+// that are sniffed, wait or are relayed. It counts on each loop. Safe for concurrent use.
+func (p *Pod) HoldBytes(n int) {
+	if p.elsewhere.Add(int64(n)); n >= 0 || p.tight.Load() == 0 || !p.look.CompareAndSwap(false, true) {
+		return
+	}
+	for _, l := range p.eng.Loops() { // those whose connections wait for it
+		_ = l.Post(func() {
+			p.look.Store(false)
+			p.share(l).hold(0)
+		})
+	}
+}
+
+// BytesElsewhere is how many bytes HoldBytes has accounted. Safe for concurrent use.
+func (p *Pod) BytesElsewhere() int64 { return p.elsewhere.Load() }
+
+// Roomy reports whether what is held for the pod elsewhere than by the engine is so little that large
+// buffers may be taken. Safe for concurrent use.
+func (p *Pod) Roomy() bool {
+	return p.tight.Load() == 0 && p.elsewhere.Load() < int64(p.eng.podHeld()/roomyPart)
+}
+
+// HoldsTooMuch reports whether the pod holds as much memory as it may: nothing more is to be kept for it. Safe
+// for concurrent use.
+func (p *Pod) HoldsTooMuch() bool {
+	return p.tight.Load() > 0 || p.elsewhere.Load() > int64(p.eng.podHeld())
 }
 
 // PutOff reports whether the pod has had its share of this iteration; t then
@@ -215,7 +249,8 @@ func (p *Pod) PutOff(l *Loop, t reactor.Task) bool {
 // (contract 5.7). What asks whether the node lives is exempt: ask only about what
 // would be sent on. On l only.
 func (p *Pod) Sheds(l *Loop) bool {
-	if l.level < StopRequests && !p.share(l).tight {
+	s := p.share(l)
+	if s.hold(0); l.level < StopRequests && !s.tight { // what is held elsewhere may have changed
 		return false
 	}
 	l.eng.shed(ShedRequest)

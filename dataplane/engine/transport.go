@@ -84,6 +84,15 @@ func (t *transport) account(n int) {
 	}
 }
 
+// records is how many bytes the record layer keeps, either way.
+func (t *transport) records() int {
+	n := cap(t.sealed)
+	if t.rec != nil {
+		n += t.rec.Held()
+	}
+	return n
+}
+
 // over is heldUp.
 func (t *transport) over() bool { return t.closed }
 

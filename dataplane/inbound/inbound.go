@@ -273,6 +273,12 @@ func peek(tc net.Conn, rec record.Conn) (first []byte, h2 bool, err error) {
 // relay delivers a raw-TCP port.
 func (in *Inbound) relay(l *engine.Loop, c *conn, h *meshhop.Inbound, rec record.Conn) {
 	p, tc := c.pod, h.Conn
+	if p.Engine.HoldsTooMuch() {
+		_ = tc.SetLinger(0)
+		tc.Close()
+		c.record(0, 0, "proxy", causeOverload)
+		return
+	}
 	ctx, cancel := context.WithTimeout(p.Context, connectLimit)
 	app, err := c.connect(ctx)
 	cancel()
@@ -291,7 +297,9 @@ func (in *Inbound) relay(l *engine.Loop, c *conn, h *meshhop.Inbound, rec record
 		defer in.Relays.Add(c.state(tc))()
 		life, over := c.holdRelay(h)
 		defer over()
-		r := relay.TLS(life, app, tc, rec, nil, in.cfg.Relay)
+		o := in.cfg.Relay
+		o.Memory = p.Engine
+		r := relay.TLS(life, app, tc, rec, nil, o)
 		ended := "proxy"
 		switch r.First {
 		case relay.A:

@@ -192,6 +192,7 @@ func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uin
 			break
 		}
 		c.pod.Engine.Hold(1)
+		c.pod.Engine.HoldBytes(len(k.first))
 		c.st.coldConns[k] = struct{}{}
 		l.Arm(&k.timer, k, int64(coldTime))
 		o.cfg.Want(v.Awaits.Name)
@@ -213,6 +214,7 @@ func (k *coldConn) over(how int) {
 	delete(c.st.coldConns, k)
 	c.st.l.Disarm(&k.timer)
 	c.pod.Engine.Hold(-1)
+	c.pod.Engine.HoldBytes(-len(k.first))
 	c.o.leave(c.pod)
 	c.o.Cold[how].Inc()
 }

@@ -37,6 +37,7 @@ type sniffer struct {
 	v     decide.Verdict
 	fd    int
 	buf   []byte
+	held  int // bytes of buf that the pod's account has
 	state sniff.State
 	h2    h2First
 	timer reactor.Timer
@@ -86,10 +87,26 @@ func (st *loopState) sniffer() *sniffer {
 // put gives a sniffer back that is done: nothing but its caller refers to it.
 func (s *sniffer) put() {
 	s.c.pod.Engine.Hold(-1)
+	s.c.pod.Engine.HoldBytes(-s.held)
+	s.held = 0
 	if st := s.c.st; len(st.free) < keepSniffers {
 		s.snap, s.buf, s.race = nil, nil, nil
 		st.free = append(st.free, s)
 	}
+}
+
+// keep makes buf a buffer of its own with room for n bytes; false: the pod holds too much already, and
+// the connection is gone.
+func (s *sniffer) keep(n int) bool {
+	p := s.c.pod.Engine
+	if p.HoldsTooMuch() {
+		s.end(true, connEnd{ended: "proxy", cause: causeOverload})
+		return false
+	}
+	s.buf = append(make([]byte, 0, n), s.buf...)
+	p.HoldBytes(n - s.held)
+	s.held = n
+	return true
 }
 
 // Event is reactor.Source.
@@ -113,8 +130,8 @@ func (s *sniffer) read() {
 		// The first bytes mostly decide: only if they do not are they kept.
 		room := l.Scratch[:sniff.MaxPeek]
 		if len(s.buf) > 0 {
-			if len(s.buf) == cap(s.buf) {
-				s.buf = append(make([]byte, 0, min(2*cap(s.buf), sniff.MaxPeek)), s.buf...)
+			if len(s.buf) == cap(s.buf) && cap(s.buf) < sniff.MaxPeek && !s.keep(min(2*cap(s.buf), sniff.MaxPeek)) {
+				return
 			}
 			room = s.buf[len(s.buf):cap(s.buf)]
 		}
@@ -159,9 +176,9 @@ func (s *sniffer) read() {
 			}
 		}
 		if first {
-			s.buf = append(make([]byte, 0, max(firstRead, len(s.buf))), s.buf...)
-		}
-		if first {
+			if !s.keep(max(firstRead, len(s.buf))) {
+				return
+			}
 			s.until = l.Now() + int64(beginLimit)
 		}
 		if s.race == nil { // the client has begun: it may finish, but not take for ever
@@ -340,7 +357,10 @@ func (s *sniffer) stopRace() {
 	}
 }
 
-func (s *sniffer) drop(abort bool) {
+func (s *sniffer) drop(abort bool) { s.end(abort, connEnd{ended: "client"}) }
+
+// end closes the connection, with a reset if abort; how is what the journal is told.
+func (s *sniffer) end(abort bool, how connEnd) {
 	if s.done {
 		return
 	}
@@ -357,7 +377,7 @@ func (s *sniffer) drop(abort bool) {
 	} else {
 		unix.Close(s.fd)
 	}
-	s.c.record(s.v, s.snap, connEnd{ended: "client"})
+	s.c.record(s.v, s.snap, how)
 	s.put()
 }
 
@@ -504,8 +524,9 @@ func (c *conn) passOn(s *sniffer, v decide.Verdict) {
 		return
 	}
 	r.s = nil
-	fd, buf, snap := s.fd, s.buf, s.snap
+	fd, buf, snap, held := s.fd, s.buf, s.snap, 0
 	go1 := func(ok bool) {
+		c.pod.Engine.HoldBytes(-held)
 		if !ok {
 			_ = socket.Abort(fd)
 			c.record(v, snap, connEnd{ended: "server", cause: r.cause})
@@ -525,15 +546,27 @@ func (c *conn) passOn(s *sniffer, v decide.Verdict) {
 		return
 	}
 	buf = clone(buf) // it may lie in the loop's scratch
+	held = len(buf)
+	c.pod.Engine.HoldBytes(held)
 	r.then = go1
 }
 
 // pass relays fd to the dialled address for life. up is a connection to it, or -1.
 func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, first []byte) {
+	if c.pod.Engine.HoldsTooMuch() {
+		_ = socket.Abort(fd)
+		if up >= 0 {
+			unix.Close(up)
+		}
+		c.record(v, snap, connEnd{ended: "proxy", cause: causeOverload})
+		return
+	}
 	first = clone(first)
 	c.pod.Engine.Hold(2)
+	c.pod.Engine.HoldBytes(len(first))
 	c.st.l.Go(func() {
 		defer c.pod.Engine.Hold(-2)
+		defer c.pod.Engine.HoldBytes(-len(first)) // the relay counts for itself
 		a, err := socket.MakeConn(fd)
 		if err != nil {
 			if up >= 0 {
@@ -558,13 +591,18 @@ func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, f
 		}
 		c.relay(func() {
 			defer c.o.Relays.Add(c.state(a.RemoteAddr(), ""))()
-			c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, c.o.cfg.Relay), nil)
+			c.recordRelay(v, snap, nil, relay.Plain(c.pod.Context, a, b, first, c.relayOptions()), nil)
 		})
 	})
 }
 
 // forward relays fd over the hop: a declared raw-TCP port.
 func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first []byte) {
+	if c.pod.Engine.HoldsTooMuch() {
+		_ = socket.Abort(fd)
+		c.record(v, snap, connEnd{ended: "proxy", cause: causeOverload})
+		return
+	}
 	rq := &reqState{v: v, snap: snap}
 	rq.renew(c.o.cfg.Store.Load()) // the client may have taken its time to say what it is
 	e := c.st.pick(c.pod, rq)
@@ -581,8 +619,10 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 	}
 	first = clone(first)
 	c.pod.Engine.Hold(2)
+	c.pod.Engine.HoldBytes(len(first))
 	c.st.l.Go(func() {
 		defer c.pod.Engine.Hold(-2)
+		defer c.pod.Engine.HoldBytes(-len(first)) // the relay counts for itself
 		a, err := socket.MakeConn(fd)
 		if err != nil {
 			_ = c.st.endRaw(ctx, raw)
@@ -613,7 +653,7 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 			defer c.o.Relays.Add(c.state(a.RemoteAddr(), e.SPIFFEID))()
 			life, over := raw.holdRaw(ctx, s, c.o.cfg.Dialer.SVID(c.pod.Container))
 			defer over()
-			r := relay.TLS(life, a, hop, rec, first, c.o.cfg.Relay)
+			r := relay.TLS(life, a, hop, rec, first, c.relayOptions())
 			c.recordRelay(v, snap, e, r, c.st.endRaw(life, raw))
 		})
 	})
@@ -627,6 +667,13 @@ func (c *conn) relay(f func()) {
 		defer c.pod.Engine.Hold(-2)
 		f()
 	})
+}
+
+// relayOptions are those of a relay of the connection's pod.
+func (c *conn) relayOptions() relay.Options {
+	o := c.o.cfg.Relay
+	o.Memory = c.pod.Engine
+	return o
 }
 
 func clone(b []byte) []byte {

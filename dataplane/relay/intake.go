@@ -29,7 +29,8 @@ const (
 // sizes are the buffers a direction grows through while its reads fill them: 16
 // KiB while little moves, then 64, 256 and 512. Beyond limit buffers of a size
 // in use at once a direction makes do with the next smaller one, so that slow
-// readers cannot hold much memory: 32 MiB of each at most.
+// readers cannot hold much memory: 32 MiB of each at most. So does one whose account has no room for large
+// buffers, with 16 KiB at once.
 var sizes = [...]*size{
 	{slots: 1, limit: 1 << 62},
 	{slots: 4, limit: most64k},
@@ -52,6 +53,7 @@ type buffer struct {
 	b    []byte
 	size *size
 	turn *turn // of the direction that works with it; nil: it needs none
+	mem  Memory
 
 	vec  [maxVec]unix.Iovec    // of the next readv, or of the writev under way
 	left []unix.Iovec          // of vec: what send has not written yet
@@ -122,20 +124,25 @@ func (b *buffer) send(e *end, n int, total *int64) error {
 	return nil
 }
 
-// take returns a buffer of the level's size, or of a smaller one, for work in that turn.
-func take(level int, t *turn) *buffer {
+// take returns a buffer of the level's size, or of a smaller one, for work in that turn, and accounts it to m, which may be nil.
+func take(level int, t *turn, m Memory) *buffer {
+	if level > 0 && m != nil && !m.Roomy() {
+		level = 0
+	}
 	s := sizes[level]
 	for s.inUse.Add(1) > s.limit {
 		s.inUse.Add(-1)
 		level--
 		s = sizes[level]
 	}
-	if b, ok := s.pool.Get().(*buffer); ok {
-		b.size, b.turn = s, t
-		return b
+	b, ok := s.pool.Get().(*buffer)
+	if !ok {
+		b = newBuffer(s)
 	}
-	b := newBuffer(s)
-	b.turn = t
+	b.size, b.turn, b.mem = s, t, m
+	if m != nil {
+		m.HoldBytes(len(b.b))
+	}
 	return b
 }
 
@@ -144,7 +151,10 @@ func (b *buffer) put() {
 	if s == nil {
 		panic("relay: buffer put twice")
 	}
-	b.size, b.turn = nil, nil
+	if b.mem != nil {
+		b.mem.HoldBytes(-len(b.b))
+	}
+	b.size, b.turn, b.mem = nil, nil, nil
 	s.inUse.Add(-1)
 	s.pool.Put(b)
 }
@@ -166,6 +176,7 @@ func (plainFill) room(b []byte) int                       { return len(b) }
 type intake struct {
 	src   *end
 	how   filler
+	mem   Memory
 	level int
 	ready func(fd uintptr) bool // made once
 
@@ -179,12 +190,12 @@ type intake struct {
 	prompt int           // so many further reads are acknowledged at once
 }
 
-func newIntake(src *end, how filler) *intake {
-	in := &intake{src: src, how: how}
+func newIntake(src *end, how filler, m Memory) *intake {
+	in := &intake{src: src, how: how, mem: m}
 	in.ready = func(fd uintptr) bool {
 		in.turn.take()
 		if in.buf == nil {
-			in.buf = take(in.level, &in.turn)
+			in.buf = take(in.level, &in.turn, in.mem)
 		}
 		for {
 			in.n, in.err = in.how.fill(fd, in.buf)

@@ -54,6 +54,17 @@ type Options struct {
 
 	// Idle ends a relay on which no byte has moved either way for so long. 0: never.
 	Idle time.Duration
+
+	// Memory is the account of what the relay holds; nil: none.
+	Memory Memory
+}
+
+// Memory is an account of the bytes that somebody's relays hold. Safe for concurrent use.
+type Memory interface {
+	// HoldBytes adds n, which is negative when they are given back.
+	HoldBytes(n int)
+	// Roomy reports whether there is room for large buffers.
+	Roomy() bool
 }
 
 // Side is one of a relay's two connections.
@@ -159,6 +170,7 @@ type run struct {
 	dead  time.Duration // Options.Dead
 	idle  time.Duration // Options.Idle
 	began time.Time
+	mem   Memory // nil: no account
 	res   Result // byte counts: each written by one direction; the rest under mu
 
 	mu      sync.Mutex
@@ -169,7 +181,7 @@ type run struct {
 
 func newRun(a, b Conn, o Options) (*run, error) {
 	r := &run{
-		every: cmp.Or(o.Patrol, 15*time.Second), dead: cmp.Or(o.Dead, 45*time.Second), idle: o.Idle, began: time.Now(),
+		every: cmp.Or(o.Patrol, 15*time.Second), dead: cmp.Or(o.Dead, 45*time.Second), idle: o.Idle, began: time.Now(), mem: o.Memory,
 		a: end{Conn: a, side: A}, b: end{Conn: b, side: B},
 	}
 	if o.Patrol == 0 && o.Idle > 0 {
@@ -467,10 +479,13 @@ func classify(err error) End {
 // direction. Small reads go through a buffer, which is cheaper for them; when they
 // fill it, the kernel splices.
 func (r *run) copy(src, dst *end, first []byte, total *int64) error {
-	if err := send(dst, first, total); err != nil {
+	r.hold(len(first))
+	err := send(dst, first, total)
+	r.hold(-len(first))
+	if err != nil {
 		return err
 	}
-	in := newIntake(src, plainFill{})
+	in := newIntake(src, plainFill{}, r.mem)
 	defer in.release()
 	pipe := newSplicer(src, dst)
 	bulk := false
@@ -505,6 +520,13 @@ func (r *run) copy(src, dst *end, first []byte, total *int64) error {
 			r.over(src)
 			return closeWrite(dst)
 		}
+	}
+}
+
+// hold accounts n bytes.
+func (r *run) hold(n int) {
+	if n != 0 && r.mem != nil {
+		r.mem.HoldBytes(n)
 	}
 }
 

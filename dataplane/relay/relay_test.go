@@ -646,7 +646,7 @@ func TestKeyUpdates(t *testing.T) {
 }
 
 func TestBufferPutTwice(t *testing.T) {
-	b := take(0, nil)
+	b := take(0, nil, nil)
 	b.put()
 	defer func() {
 		if recover() == nil {
@@ -660,7 +660,7 @@ func TestBufferPutTwice(t *testing.T) {
 func TestBufferBudget(t *testing.T) {
 	var all []*buffer
 	for range most512k + most256k + most64k + 1 {
-		all = append(all, take(len(sizes)-1, nil))
+		all = append(all, take(len(sizes)-1, nil, nil))
 	}
 	counts := map[int]int{}
 	for _, b := range all {

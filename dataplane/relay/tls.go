@@ -43,9 +43,12 @@ func (t *tlsRun) toHop(first []byte) error {
 	if t.inPlace != nil {
 		how = recordFill{}
 	}
-	in := newIntake(&t.a, how)
+	in := newIntake(&t.a, how, t.mem)
 	defer in.release()
-	if err := t.sendSealed(first, in); err != nil {
+	t.hold(len(first))
+	err := t.sendSealed(first, in)
+	t.hold(-len(first))
+	if err != nil {
 		return err
 	}
 	in.release()
@@ -78,7 +81,7 @@ func (t *tlsRun) sendSealed(b []byte, in *intake) error {
 	if len(b) == 0 {
 		return nil
 	}
-	buf := take(in.level, &in.turn)
+	buf := take(in.level, &in.turn, t.mem)
 	defer buf.put()
 	room := buf.size.slots * record.MaxPlain
 	for len(b) > 0 {
@@ -193,11 +196,13 @@ func (t *tlsRun) closeHop() error {
 // fromHop opens what the hop says. All records that one read brought are sent
 // with one write.
 func (t *tlsRun) fromHop() error {
-	in := newIntake(&t.b, plainFill{})
+	in := newIntake(&t.b, plainFill{}, t.mem)
 	defer in.release()
+	kept := 0 // by the record layer, as the account has it
+	defer func() { t.hold(-kept) }()
 	for { // the first time for what came behind the handshake
 		if in.buf == nil {
-			in.buf = take(0, &in.turn)
+			in.buf = take(0, &in.turn, t.mem)
 		}
 		done, err := t.drain(in)
 		if err == nil {
@@ -209,6 +214,10 @@ func (t *tlsRun) fromHop() error {
 		if done {
 			t.over(&t.b)
 			return closeWrite(&t.a)
+		}
+		if n := t.rec.Held(); n != kept {
+			t.hold(n - kept)
+			kept = n
 		}
 		if in.buf != nil {
 			in.adapt()
@@ -234,7 +243,7 @@ func (t *tlsRun) drain(in *intake) (done bool, err error) {
 	if t.inPlace != nil {
 		return t.drainInPlace(in.buf)
 	}
-	buf := take(in.level, &in.turn)
+	buf := take(in.level, &in.turn, t.mem)
 	defer buf.put()
 	for n := 0; ; {
 		m, err := t.rec.Read(buf.b[n:])

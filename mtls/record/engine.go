@@ -229,6 +229,8 @@ func (e *engine) Feed(cipher []byte) {
 	e.fed = cipher
 }
 
+func (e *engine) Partial() bool { return e.n > 0 || len(e.hand) > 0 }
+
 func (e *engine) Held() int {
 	n := cap(e.hand)
 	if e.part != nil {

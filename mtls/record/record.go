@@ -39,7 +39,7 @@ var ErrMore = errors.New("record: more ciphertext is needed")
 
 // Conn is the record layer of a TLS connection whose handshake is done.
 //
-// Feed, Read (or Next) and Held are for one goroutine, Seal (or SealRecord) and
+// Feed, Read (or Next), Held and Partial are for one goroutine, Seal (or SealRecord) and
 // CloseNotify for one; they may be the same or two. Pending and Take may be
 // called by either. Whoever sends must send the bytes in the order in which
 // Seal, SealRecord, CloseNotify and Take returned them.
@@ -71,6 +71,9 @@ type Conn interface {
 	// Held is how many bytes of memory the Conn keeps of what came: part of a record or of a handshake message, and
 	// copies of what was fed before Read asked for more. For the goroutine that reads.
 	Held() int
+
+	// Partial reports whether a record has begun to come that has not ended. For the goroutine that reads.
+	Partial() bool
 
 	// Pending reports whether the Conn itself has something to send: the answer
 	// to a key update, or an alert.

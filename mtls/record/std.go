@@ -240,6 +240,8 @@ func (c *stdConn) Feed(cipher []byte) {
 	c.t.in = cipher
 }
 
+func (c *stdConn) Partial() bool { return c.t.left > 0 || c.t.hn > 0 }
+
 // Held counts the buffer of crypto/tls by the longest record that came: that buffer grows with records, and stays.
 func (c *stdConn) Held() int {
 	n := 0
