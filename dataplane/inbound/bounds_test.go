@@ -201,7 +201,12 @@ func TestConnectIsBounded(t *testing.T) {
 	var log kept
 	in := New(Config{Store: &store, Journal: &log})
 	app := &deaf{}
-	c := in.newConn(&Pod{Context: t.Context(), Container: "c1", Sockets: app}, 0)
+	e, err := engine.New(engine.Config{MaxLoops: 1, Memory: 16 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := &Pod{Context: t.Context(), Container: "c1", Sockets: app, Engine: e.AddPod("db")}
+	c := in.newConn(pod, 0)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -226,5 +231,23 @@ func TestConnectIsBounded(t *testing.T) {
 	}
 	if _, err := caller.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("the caller sees %v", err)
+	}
+	// A pod that holds as much as it may gets no further relay.
+	pod.Engine.HoldBytes(4<<20 + 1)
+	app.until = time.Time{}
+	second, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if hop, err = ln.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	in.relay(nil, c, &meshhop.Inbound{Conn: hop.(*net.TCPConn)}, nil)
+	if !app.until.IsZero() || log.e.Cause != causeOverload || log.e.Ended != "proxy" {
+		t.Errorf("recorded as %s, ended by the %s; connect until %v", log.e.Cause, log.e.Ended, app.until)
+	}
+	if _, err := second.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the caller of a pod that holds too much sees %v", err)
 	}
 }

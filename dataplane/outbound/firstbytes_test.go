@@ -35,6 +35,7 @@ import (
 type gateway struct {
 	t   *testing.T
 	o   *Outbound
+	e   *engine.Engine
 	l   *engine.Loop
 	pod *Pod
 	ln  net.Listener
@@ -72,8 +73,11 @@ func (*nowhere) Connect(context.Context, netip.AddrPort) (*net.TCPConn, error) {
 	return nil, errNowhere
 }
 
-func newGateway(t *testing.T, mesh string) *gateway {
-	e, err := engine.New(engine.Config{MaxLoops: 1})
+func newGateway(t *testing.T, mesh string) *gateway { return newGatewayOf(t, mesh, 0) }
+
+// newGatewayOf is newGateway with a limit of memory, of which nothing is said to be in use.
+func newGatewayOf(t *testing.T, mesh string, memory int64) *gateway {
+	e, err := engine.New(engine.Config{MaxLoops: 1, Memory: memory, Used: func() uint64 { return 0 }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +91,7 @@ func newGateway(t *testing.T, mesh string) *gateway {
 	}
 	var store snapshot.Store
 	store.Swap(s)
-	g := &gateway{t: t, l: e.Loops()[0], ended: make(chan journal.Entry, 64)}
+	g := &gateway{t: t, e: e, l: e.Loops()[0], ended: make(chan journal.Entry, 64)}
 	g.o = New(Config{Store: &store, Journal: g})
 	g.pod = &Pod{Context: ctx, Engine: e.AddPod("web"), Container: "shop-web-0", Namespace: "shop", Account: "web", Sockets: &g.nowhere}
 	if g.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
@@ -156,7 +160,8 @@ func (g *gateway) open(dst netip.AddrPort, parts ...string) net.Conn {
 	if !dst.IsValid() {
 		dir = model.Proxy
 	}
-	if err := g.l.Post(func() { g.o.accept(g.l, fd, g.pod, dir, dst) }); err != nil {
+	pod := g.pod
+	if err := g.l.Post(func() { g.o.accept(g.l, fd, pod, dir, dst) }); err != nil {
 		g.t.Fatal(err)
 	}
 	for _, p := range parts {

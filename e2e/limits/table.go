@@ -71,6 +71,7 @@ var bounds = []bound{
 	{"dataplane/engine", "stallTime", "time", "of a pod that holds more than `podHeld`, streams of hop sessions and of HTTP/2 applications of which nothing was taken for so long, tunnels and answers that are whole too, end as a timeout, the longest waiting first, until a quarter less is held"},
 	{"dataplane/engine", "stallLook", "time", "between two looks for such streams"},
 	{"dataplane/engine", "tightOut", "bytes a connection", "instead of `outHigh` while the pod holds more than `podHeld`"},
+	{"dataplane/engine", "roomyPart", "part of `podHeld`", "while relays and sniffed connections hold more than this of a pod, its relays work with 16 KiB a direction"},
 	{"dataplane/engine", "leastPause", "time", "after a hop session that ended, or was sent away, without a request: no other is dialled, twice as long after each further one, with jitter"},
 	{"dataplane/engine", "mostPause", "time", "and not longer than this"},
 	{"dataplane/engine", "warnAfter", "time", "a client's HTTP/2 connection that comes while the process drains is told (GOAWAY)"},
