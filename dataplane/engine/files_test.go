@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -114,9 +115,17 @@ func TestReserveOfFiles(t *testing.T) {
 	v := &svc{pod: pod, to: app, silent: true}
 	addr := s.front(pod, v, false)
 	var conns []*net.TCPConn
+	// Nothing is accepted while they dial: a number that a client took between a look and an accept would be the reserve's.
+	wait := make(chan struct{})
+	dialled := sync.OnceFunc(func() { close(wait) })
+	t.Cleanup(dialled)
+	if err := s.e.Loops()[0].Post(func() { <-wait }); err != nil {
+		t.Fatal(err)
+	}
 	for range 250 {
 		conns = append(conns, dial(t, addr))
 	}
+	dialled()
 	eventually(t, "the reserve is met", func() bool { return s.e.Shed(ShedFiles) >= 3 })
 	if got := s.e.Shed(ShedDescriptor); got > 0 {
 		t.Errorf("%d connections were reset", got)

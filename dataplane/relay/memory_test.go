@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -24,7 +25,7 @@ func (a *account) Roomy() bool { return !a.full.Load() }
 // until waits for a condition.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); !ok(); runtime.Gosched() {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
 		}
