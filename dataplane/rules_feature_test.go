@@ -89,6 +89,8 @@ type town struct {
 
 	// sockets, if not nil, makes the sockets that a pod's inbound side delivers with.
 	sockets func(container string) engine.Sockets
+	// serves, if not nil, is what the handshake takes as a server name; else any port, of which the pod decides.
+	serves func(container string, port uint16) bool
 	// wire, if not nil, stands between the two ends of each hop.
 	wire func(c *net.TCPConn) *net.TCPConn
 }
@@ -207,7 +209,7 @@ func (w *town) pod(container, account, identity, ip string) *outbound.Pod {
 	ip4 := &inbound.Pod{
 		Context: w.ctx, Engine: e, Container: container, Namespace: "shop", Account: account, ID: id, Sockets: sockets,
 		Local: &meshhop.Local{Pod: container, ID: id, SVID: func() *mtls.SVID { return w.svid(container) }, TLS: mtls.ServerConfig(mtls.Server{
-			Pod: container, SVID: func() *mtls.SVID { return w.svid(container) }, Serves: func(uint16) bool { return true },
+			Pod: container, SVID: func() *mtls.SVID { return w.svid(container) }, Serves: func(port uint16) bool { return w.serves == nil || w.serves(container, port) },
 		})},
 	}
 	at := w.listen(e, "127.0.0.1:0", w.in.Accept(ip4))

@@ -95,6 +95,7 @@ func TestInProcess(t *testing.T) {
 		"TestCrowdOfHellos":                {wire: "is about the mesh port"},
 		"TestSilentConnectionsOfAnAddress": {wire: "is about the mesh port"},
 		"TestHelloInPieces":                {wire: "is about the mesh port"},
+		"TestServerNamesOfOwnPorts":        {wire: "is about the mesh port"},
 	}
 	for _, name := range featureTests(t) {
 		tt, ok := table[name]
