@@ -26,8 +26,8 @@ func (w *town) rotate(container string, s *mtls.SVID) {
 	w.mu.Lock()
 	w.svids[container] = s
 	w.mu.Unlock()
-	w.out.Rotated(container, s)
-	w.in.Rotated(container, s)
+	w.out.Rotated(container)
+	w.in.Rotated(container)
 }
 
 // trusts is s with the bundle of those authorities.

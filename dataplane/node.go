@@ -283,8 +283,10 @@ func (n *Node) certChanged(r mtls.Ref, s *mtls.SVID, err error) {
 		n.log.Warn("identity", "pod", r.Namespace+"/"+r.Pod, "id", r.ID.String(), "err", err)
 		return
 	}
-	n.out.Rotated(r.Container, s)
-	n.engine.Loops()[0].Go(func() { n.in.Rotated(r.Container, s) }) // it verifies, and the store is not to wait
+	n.engine.Loops()[0].Go(func() { // it verifies, and the store is not to wait
+		n.out.Rotated(r.Container)
+		n.in.Rotated(r.Container)
+	})
 	n.log.Info("identity in force", "pod", r.Namespace+"/"+r.Pod, "id", r.ID.String(), "until", s.NotAfter)
 }
 

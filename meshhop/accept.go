@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -48,7 +49,7 @@ type Inbound struct {
 	Conn     *net.TCPConn
 	SNI      string            // as sent
 	Port     uint16            // that SNI names; 0: none was sent (Compat only): the pod's declared port
-	ALPN     string            // "h2", or empty: the client offered none
+	ALPN     string            // "h2"; mtls.RenewALPN: nothing follows but Confirm; or empty: the client offered none
 	Caller   spiffeid.ID       // verified
 	Peer     *x509.Certificate // the caller's
 	XFCC     string            // value of x-forwarded-client-cert for its requests
@@ -93,6 +94,9 @@ func (a *Acceptor) accept(ctx context.Context, l *Local, conn *net.TCPConn) (*In
 		return nil, err
 	}
 	port, ok := mtls.ParseSNI(cs.ServerName, l.Compat)
+	if cs.NegotiatedProtocol == mtls.RenewALPN {
+		port, ok = 0, true // it is for no port
+	}
 	if !ok { // the configuration let it pass: it is not of mtls.ServerConfig, or Compat differs
 		return nil, &mtls.UnknownSNI{SNI: cs.ServerName}
 	}
@@ -103,6 +107,20 @@ func (a *Acceptor) accept(ctx context.Context, l *Local, conn *net.TCPConn) (*In
 		Caller: caller, Peer: peer, XFCC: mtls.XFCC(l.ID, peer), NotAfter: bond.NotAfter(), Bond: bond, stream: stream,
 	}, nil
 }
+
+// Confirm ends a hop whose ALPN is mtls.RenewALPN: its close_notify is for the client the proof that its certificate
+// has been verified, and what hangs on that is done. It closes Conn.
+func (i *Inbound) Confirm() error {
+	rec := i.Record()
+	err := i.Conn.SetWriteDeadline(time.Now().Add(lingerTime))
+	if err == nil {
+		_, err = i.Conn.Write(rec.CloseNotify(nil))
+	}
+	return errors.Join(err, i.Conn.Close())
+}
+
+// From is who opened the hop. The port of its address is 0: each of its connections has another.
+func (i *Inbound) From() Peer { return Peer{netip.AddrPortFrom(peerOf(i.Conn), 0), i.Caller} }
 
 // peerOf is the address of who connected; invalid: he is gone.
 func peerOf(conn *net.TCPConn) netip.Addr {

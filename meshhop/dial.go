@@ -66,6 +66,8 @@ func (d *Dialer) Dial(ctx context.Context, k Key) (*Session, error) {
 	case H2:
 		c.ALPN = []string{"h2"}
 	case Raw:
+	case Renew:
+		c.ALPN = []string{mtls.RenewALPN, "h2"}
 	default:
 		return fail(fmt.Errorf("the key has no protocol: %s", k.Proto))
 	}

@@ -23,8 +23,9 @@ type Proto uint8
 
 // The protocols (contract 5.1).
 const (
-	H2  Proto = iota + 1 // HTTP/2; ALPN "h2" is offered
-	Raw                  // one client's bytes; no ALPN; never pooled
+	H2    Proto = iota + 1 // HTTP/2; ALPN "h2" is offered
+	Raw                    // one client's bytes; no ALPN; never pooled
+	Renew                  // nothing: see Dialer.Renew
 )
 
 func (p Proto) String() string {
@@ -33,6 +34,8 @@ func (p Proto) String() string {
 		return "h2"
 	case Raw:
 		return "raw"
+	case Renew:
+		return "renew"
 	}
 	return fmt.Sprintf("proto(%d)", uint8(p))
 }

@@ -2,31 +2,64 @@ package mtls
 
 import (
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"time"
 )
 
-// Bond is what a session was opened with: both ends' certificates, as they were verified. A session lives
-// no longer than they do: its holder ends it at NotAfter, and when Judge finds that they hold
-// no more. Immutable; safe for concurrent use.
+// Bond is the certificates of both ends of a session, as they were verified. A session lives no longer than they
+// do: its holder ends it at NotAfter, and when Judge finds that they hold no more. A certificate that was
+// renewed takes the place of the older one by RenewOwn and RenewPeer, which give another Bond (decision 060).
+// Immutable; safe for concurrent use.
 type Bond struct {
-	Own  *SVID               // that was shown, or was in force when the handshake began; nil: not known
+	Own  *SVID               // that was shown, or was in force when the handshake began, or is the newest; nil: not known
 	Peer []*x509.Certificate // the chain, leaf first
 	Use  x509.ExtKeyUsage    // of the peer's leaf
 }
 
 // NotAfter is the earliest end of validity of both chains.
 func (b *Bond) NotAfter() time.Time {
+	end := b.PeerEnd()
+	if b.Own != nil && b.Own.NotAfter.Before(end) {
+		end = b.Own.NotAfter
+	}
+	return end
+}
+
+// PeerEnd is the earliest end of validity of the peer's chain.
+func (b *Bond) PeerEnd() time.Time {
 	end := b.Peer[0].NotAfter
 	for _, c := range b.Peer[1:] {
 		if c.NotAfter.Before(end) {
 			end = c.NotAfter
 		}
 	}
-	if b.Own != nil && b.Own.NotAfter.Before(end) {
-		end = b.Own.NotAfter
-	}
 	return end
+}
+
+// RenewOwn is b with now, the pod's certificate, which is Sound and by which Judge has found b good, in the place of
+// its own one. It is b itself unless now is of the same identity and ends later.
+func (b *Bond) RenewOwn(now *SVID) *Bond {
+	if now == nil || b.Own == nil || now.ID != b.Own.ID || !now.NotAfter.After(b.Own.NotAfter) {
+		return b
+	}
+	return &Bond{Own: now, Peer: b.Peer, Use: b.Use}
+}
+
+// RenewPeer is b with the peer's chain of newer, a later session with the same peer, which the caller has judged. It is b itself
+// unless that chain is of the same identity, for the same use, and ends later.
+func (b *Bond) RenewPeer(newer *Bond) *Bond {
+	if b.Use != newer.Use || !newer.PeerEnd().After(b.PeerEnd()) {
+		return b
+	}
+	was, err := peerID(b.Peer)
+	if err != nil {
+		return b
+	}
+	if is, err := peerID(newer.Peer); err != nil || is != was {
+		return b
+	}
+	return &Bond{Own: b.Own, Peer: newer.Peer, Use: b.Use}
 }
 
 // Judge verifies both chains again, by the bundle that the pod has now; at is the time of day. nil: the session may
@@ -45,14 +78,32 @@ func (b *Bond) Judge(now *SVID, at time.Time) error {
 	if b.Own == nil {
 		return nil
 	}
-	chain := make([]*x509.Certificate, len(b.Own.Cert.Certificate))
-	for i, der := range b.Own.Cert.Certificate {
-		if chain[i], err = x509.ParseCertificate(der); err != nil {
-			return fmt.Errorf("mtls: certificate %d of the session's own chain: %w", i+1, err)
-		}
-	}
-	if err := verifyChain(b.Own.ID, chain, now.Roots, x509.ExtKeyUsageAny, at); err != nil {
+	if err := b.Own.verify(now.Roots, at); err != nil {
 		return fmt.Errorf("mtls: the session's own certificate is trusted no more: %w", err)
 	}
 	return nil
+}
+
+// Sound verifies s by its own bundle; at is the time of day.
+func (s *SVID) Sound(at time.Time) error {
+	if err := s.verify(s.Roots, at); err != nil {
+		return fmt.Errorf("mtls: the certificate of %s is not of its own bundle: %w", s.ID, err)
+	}
+	return nil
+}
+
+// verify checks the chain of s against roots, whatever it is used for.
+func (s *SVID) verify(roots *x509.CertPool, at time.Time) error {
+	chain := make([]*x509.Certificate, len(s.Cert.Certificate))
+	for i, der := range s.Cert.Certificate {
+		c, err := x509.ParseCertificate(der)
+		if err != nil {
+			return fmt.Errorf("certificate %d of the chain: %w", i+1, err)
+		}
+		chain[i] = c
+	}
+	if len(chain) == 0 {
+		return &NotSVID{errors.New("it has no certificate")}
+	}
+	return verifyChain(s.ID, chain, roots, x509.ExtKeyUsageAny, at)
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -14,6 +15,10 @@ import (
 
 // groups are the key exchanges offered and taken, best first.
 func groups() []tls.CurveID { return []tls.CurveID{tls.X25519MLKEM768, tls.X25519, tls.CurveP256} }
+
+// RenewALPN is the protocol (RFC 7301) of a handshake that is made for its certificates only: whoever accepts it ends the connection
+// with close_notify as soon as it has verified the client (decision 060).
+const RenewALPN = "aether-renew/1"
 
 // Client says how to dial one peer.
 type Client struct {
@@ -79,7 +84,8 @@ type Refuser interface{ Refuse(error) }
 // ServerConfig returns the configuration of a pod's mesh listener (contract 6.1).
 // A client certificate is required, must chain to the pod's bundle, carry exactly
 // one SPIFFE ID and be of the pod's trust domain. "h2" is selected when offered;
-// a client that offers nothing gets nothing. The server name must be one that
+// a client that offers nothing gets nothing. Where RenewALPN is offered it is selected, and
+// the server name is not looked at. Else that must be one that
 // ParseSNI reads and Serves admits; otherwise the handshake fails with the alert
 // unrecognized_name, and with *UnknownSNI where the connection is a Refuser.
 //
@@ -91,8 +97,9 @@ func ServerConfig(s Server) *tls.Config {
 	now := clock(s.Now)
 	// One configuration serves all handshakes between two rotations.
 	type made struct {
-		svid *SVID
-		cfg  *tls.Config
+		svid  *SVID
+		cfg   *tls.Config
+		renew *tls.Config // for RenewALPN
 	}
 	var last atomic.Pointer[made]
 	base := &tls.Config{
@@ -107,9 +114,9 @@ func ServerConfig(s Server) *tls.Config {
 	}
 	// unserved has no certificate, which makes crypto/tls answer unrecognized_name.
 	unserved := base.Clone()
-	configFor := func(svid *SVID) *tls.Config {
+	configFor := func(svid *SVID) *made {
 		if m := last.Load(); m != nil && m.svid == svid {
-			return m.cfg
+			return m
 		}
 		cfg := base.Clone()
 		cfg.Certificates = []tls.Certificate{svid.Cert}
@@ -125,8 +132,10 @@ func ServerConfig(s Server) *tls.Config {
 			}
 			return nil
 		}
-		last.Store(&made{svid, cfg})
-		return cfg
+		m := &made{svid, cfg, cfg.Clone()}
+		m.renew.NextProtos = []string{RenewALPN}
+		last.Store(m)
+		return m
 	}
 	cfg := base.Clone()
 	cfg.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -135,7 +144,10 @@ func ServerConfig(s Server) *tls.Config {
 			return nil, &NoCertificate{Pod: s.Pod}
 		}
 		if s.Named {
-			return configFor(svid), nil
+			return configFor(svid).cfg, nil
+		}
+		if slices.Contains(h.SupportedProtos, RenewALPN) {
+			return configFor(svid).renew, nil
 		}
 		port, ok := ParseSNI(h.ServerName, s.Compat)
 		if !ok || !s.Serves(port) {
@@ -144,7 +156,7 @@ func ServerConfig(s Server) *tls.Config {
 			}
 			return unserved, nil
 		}
-		return configFor(svid), nil
+		return configFor(svid).cfg, nil
 	}
 	return cfg
 }

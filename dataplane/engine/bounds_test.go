@@ -437,7 +437,7 @@ func TestLifeOfASession(t *testing.T) {
 		}
 		s.onLoop(func(l *Loop) {
 			h := l.NewHop(pod, nil, nil)
-			h.dialled(fds[0], nil, life, nil)
+			h.dialled(fds[0], nil, lasts(life), nil)
 			if got := time.Duration(h.conns[0].retireAt - l.Now()); got != want {
 				t.Errorf("of %v it takes requests for %v, want %v", life, got, want)
 			}

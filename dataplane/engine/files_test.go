@@ -166,7 +166,7 @@ func TestDialsAtOnce(t *testing.T) {
 	var now, most, all atomic.Int64
 	release := make(chan struct{})
 	hop := func(l *Loop, p *Pod) *Hop {
-		return l.NewHop(p, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
+		return l.NewHop(p, func(ctx context.Context) (int, record.Conn, Bond, error) {
 			all.Add(1)
 			n := now.Add(1)
 			defer now.Add(-1)
@@ -176,7 +176,7 @@ func TestDialsAtOnce(t *testing.T) {
 			case <-release:
 			case <-ctx.Done():
 			}
-			return -1, nil, 0, io.ErrUnexpectedEOF
+			return -1, nil, nil, io.ErrUnexpectedEOF
 		}, nil)
 	}
 	const hops = 3 * podDials

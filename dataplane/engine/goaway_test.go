@@ -23,13 +23,13 @@ import (
 func plainHop(pod *Pod, to string, hop **Hop) func(l *Loop) *Hop {
 	return func(l *Loop) *Hop {
 		if *hop == nil {
-			*hop = l.NewHop(pod, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
+			*hop = l.NewHop(pod, func(ctx context.Context) (int, record.Conn, Bond, error) {
 				c, err := new(net.Dialer).DialContext(ctx, "tcp", to)
 				if err != nil {
-					return -1, nil, 0, err
+					return -1, nil, nil, err
 				}
 				fd, err := socket.TakeFD(c.(*net.TCPConn))
-				return fd, nil, time.Hour, err
+				return fd, nil, lasts(time.Hour), err
 			}, func() { *hop = nil })
 		}
 		return *hop

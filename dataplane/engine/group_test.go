@@ -38,14 +38,14 @@ func TestHopGroup(t *testing.T) {
 	for i := range hops {
 		svcs[i] = &svc{pod: pod, hop: func(l *Loop) *Hop {
 			if hops[i] == nil {
-				hops[i] = l.NewHop(pod, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
+				hops[i] = l.NewHop(pod, func(ctx context.Context) (int, record.Conn, Bond, error) {
 					dials.Add(1)
 					c, err := new(net.Dialer).DialContext(ctx, "tcp", peer.String())
 					if err != nil {
-						return -1, nil, 0, err
+						return -1, nil, nil, err
 					}
 					fd, err := socket.TakeFD(c.(*net.TCPConn))
-					return fd, nil, time.Hour, err
+					return fd, nil, lasts(time.Hour), err
 				}, func() { gone[i]++ })
 				hops[i].Join(group)
 			}

@@ -26,12 +26,23 @@ type ConnInfo struct {
 	// OnRefused is called, on the loop, with the status of an answer that the engine
 	// itself gave to what could not be read as a request; no exchange tells of it. nil: nobody is told.
 	OnRefused func(c *ConnInfo, status int)
-	// Life is how long the connection may last from its start on, whatever it carries: then its peer's certificate
-	// ends, or ours. An HTTP/2 client is told goawayTime before. 0: it has no end.
-	Life time.Duration
+	// Bond is what ends the connection, whatever it carries: its peer's certificate, or ours. An HTTP/2 client is told
+	// goawayTime before. nil: it has no end.
+	Bond Bond
 
 	conn  severed // the connection; nil: there is none (yet, or any more). The loop's own
 	cause error   // it was severed before it was there
+}
+
+// Bond is the certificates that a session lives by, which may be renewed while it lives. Its methods do not wait.
+type Bond interface {
+	// Left is how long the session may go on as things stand; it is asked again then.
+	Left() time.Duration
+	// Ask is for a session that this node opened, whose certificates are renewed only while it is busy: it
+	// returns after how long it wants to be called again.
+	Ask(busy bool) (again time.Duration)
+	// Release is called once, when the session has ended.
+	Release()
 }
 
 // severed is a connection whose identity holds no more.
@@ -77,6 +88,7 @@ type h1server struct {
 	last     bool // the connection ends after this response
 	reqDone  bool
 	cut      reactor.Timer // its identity ends
+	severed  bool          // it has ended before its time
 	closing  bool          // close once out is empty
 	ended    bool          // the client's end was seen: it lies behind the bytes that are not read yet
 	half     bool          // it was read, and belongs to the request: the client waits for the answer
@@ -131,8 +143,8 @@ func (c *h1server) start(first []byte) {
 		c.tell()
 	}
 	c.mark() // the flush pumps
-	if c.info.Life > 0 {
-		c.l.Arm(&c.cut, (*h1cut)(c), int64(c.info.Life))
+	if c.info.Bond != nil {
+		c.l.Arm(&c.cut, (*h1cut)(c), max(int64(c.info.Bond.Left()), 1))
 	}
 	c.info.tie(c)
 }
@@ -142,7 +154,7 @@ func (c *h1server) sever(error) {
 	if c.closed {
 		return
 	}
-	c.last = true
+	c.last, c.severed = true, true
 	if c.x == nil {
 		c.drop(true, exchange.Closed)
 		return
@@ -150,14 +162,23 @@ func (c *h1server) sever(error) {
 	c.l.Arm(&c.cut, (*h1cut)(c), leaveTime)
 }
 
-// h1cut is a connection as the task of its timer: its identity has ended.
+// h1cut is a connection as the task of its timer: its identity has ended, or would have.
 type h1cut h1server
 
 // Run is reactor.Task.
-func (v *h1cut) Run() { (*h1server)(v).drop(true, exchange.Closed) }
+func (v *h1cut) Run() {
+	c := (*h1server)(v)
+	if !c.severed {
+		if left := c.info.Bond.Left(); left > 0 { // renewed meanwhile
+			c.l.Arm(&c.cut, v, int64(left))
+			return
+		}
+	}
+	c.drop(true, exchange.Closed)
+}
 
 // Fail is reactor.Task.
-func (v *h1cut) Fail(error) { v.Run() }
+func (v *h1cut) Fail(error) { (*h1server)(v).drop(true, exchange.Closed) }
 
 // Event is reactor.Source.
 func (c *h1server) Event(ev uint32) {
@@ -725,6 +746,9 @@ func (c *h1server) close(abort bool) {
 	c.l.Disarm(&c.cut)
 	c.shut(abort)
 	c.dropBuffers()
+	if c.info.Bond != nil {
+		c.info.Bond.Release()
+	}
 	if c.info.OnClose != nil {
 		c.info.OnClose(c.info)
 	}

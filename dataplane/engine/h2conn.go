@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"errors"
-	"math"
 	"net/netip"
 	"slices"
 	"syscall"
@@ -39,7 +38,9 @@ type h2conn struct {
 	endCode    exchange.Code
 	had        int64  // ending, client: how many of the bytes written the peer may have taken
 	requests   uint64 // streams opened on it
-	until      int64  // hop: end of the certificates, in the loop's clock
+	bond       Bond   // nil: it has no end
+	until      int64  // when bond ends, as was known last
+	severed    bool   // it ends before
 	resets     uint64 // http2.Stats.PeerResets at the last OnReset
 	refused    uint64 // requests that the codec answered itself, of those told of
 	retireAt   int64  // hop: when that becomes so by age
@@ -135,10 +136,7 @@ func (c *h2conn) start(first []byte) {
 		c.unfed = true
 	}
 	c.mark()
-	if left := int64(c.info.Life); left > 0 {
-		c.until = c.l.Now() + left
-		c.l.Arm(&c.cut, (*h2cut)(c), max(left-goawayTime, left/2, 1))
-	}
+	c.bind(c.info.Bond)
 	c.info.tie(c)
 }
 
@@ -148,26 +146,61 @@ func (c *h2conn) sever(cause error) {
 		return
 	}
 	c.farewell()
-	c.cause, c.until = cause, min(cmp.Or(c.until, math.MaxInt64), c.l.Now()+leaveTime)
-	c.l.Arm(&c.cut, (*h2cut)(c), c.until-c.l.Now())
+	c.cause, c.severed = cause, true
+	left := leaveTime
+	if c.bond != nil {
+		left = max(min(left, int64(c.bond.Left())), 1)
+	}
+	c.l.Arm(&c.cut, (*h2cut)(c), left)
+}
+
+// bind ends the connection with b, unless that is renewed meanwhile; nil: it has no end.
+func (c *h2conn) bind(b Bond) {
+	if c.bond = b; b != nil {
+		(*h2cut)(c).arm(int64(b.Left()))
+	}
 }
 
 // ErrExpired: the certificate of one of a session's ends has ended, and the session with it.
 var ErrExpired = errors.New("engine: the certificates that the session was opened with have expired")
 
-// h2cut is a connection as the task of its timer: its identity has ended, or, of a client's, will soon.
+// h2cut is a connection as the task of its timer: its identity has ended, or, of a client's, will soon; of one of ours its
+// renewal is due.
 type h2cut h2conn
+
+// renewedBy is by how much a bond ends later where it has been renewed: below it is two clocks that differ.
+const renewedBy = int64(100 * time.Millisecond)
+
+// arm sets the timer where the bond has left to go, which was not known yet.
+func (v *h2cut) arm(left int64) {
+	c := (*h2conn)(v)
+	c.until = c.l.Now() + left
+	next := max(left-goawayTime, left/2) // to tell the client
+	switch {
+	case c.client:
+		next = min(left, int64(c.bond.Ask(c.h2.Streams() > 0)))
+	case c.closing:
+		next = left // it was told
+	}
+	c.l.Arm(&c.cut, v, max(next, 1))
+}
 
 // Run is reactor.Task.
 func (v *h2cut) Run() {
 	c := (*h2conn)(v)
-	if left := c.until - c.l.Now(); left > 0 {
-		c.drain()
-		c.l.Arm(&c.cut, v, left)
-		return
-	}
-	if c.cause == nil {
-		c.cause = ErrExpired
+	if !c.severed {
+		left := int64(c.bond.Left())
+		switch {
+		case left <= 0:
+			c.cause = ErrExpired
+		case c.client, c.l.Now()+left > c.until+renewedBy:
+			v.arm(left)
+			return
+		default:
+			c.drain()
+			c.l.Arm(&c.cut, v, left)
+			return
+		}
 	}
 	c.end(exchange.Closed)
 }
@@ -661,6 +694,9 @@ func (c *h2conn) end(code exchange.Code) {
 	}
 	c.tell() // what outlives it
 	c.wantReap()
+	if c.bond != nil {
+		c.bond.Release()
+	}
 	if c.info != nil && c.info.OnClose != nil {
 		c.info.OnClose(c.info)
 	}

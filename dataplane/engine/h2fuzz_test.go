@@ -265,7 +265,7 @@ func (m *fuzzed) client(pieces [][]byte, reads, silent bool) {
 	before := 0
 	m.v.hop = func(l *Loop) *Hop {
 		if m.hop == nil {
-			m.hop = l.NewHop(m.pod, func(context.Context) (fd int, _ record.Conn, _ time.Duration, err error) {
+			m.hop = l.NewHop(m.pod, func(context.Context) (fd int, _ record.Conn, _ Bond, err error) {
 				done := make(chan struct{})
 				if l.Post(func() {
 					defer close(done)
@@ -273,13 +273,13 @@ func (m *fuzzed) client(pieces [][]byte, reads, silent bool) {
 						fd, m.dials = m.dials[0], m.dials[1:]
 					}
 				}) != nil {
-					return -1, nil, 0, os.ErrClosed
+					return -1, nil, nil, os.ErrClosed
 				}
 				<-done
 				if fd < 0 {
-					return -1, nil, 0, errors.New("no further session")
+					return -1, nil, nil, errors.New("no further session")
 				}
-				return fd, nil, time.Hour, nil
+				return fd, nil, lasts(time.Hour), nil
 			}, func() { m.hop = nil; m.hops++ })
 		}
 		return m.hop

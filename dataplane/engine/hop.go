@@ -27,8 +27,8 @@ var ErrTardy = errors.New("engine: the peer began an HTTP/2 frame, header block 
 // DialHop makes one session: a connected socket whose handshake is done, out
 // of the Go poller, and its record layer. It runs in its own goroutine and
 // ends by its own deadlines.
-// life is how long the session may live; a while before it takes no new requests.
-type DialHop func(ctx context.Context) (fd int, rec record.Conn, life time.Duration, err error)
+// bond is what the session lives by; a while before it ends as it was at first the session takes no new requests.
+type DialHop func(ctx context.Context) (fd int, rec record.Conn, bond Bond, err error)
 
 // Hop is the sessions of one key (contract 5.2) on one loop. All methods run on it.
 type Hop struct {
@@ -251,10 +251,11 @@ func (h *Hop) dialNow(sh *share) {
 	ctx, cancel := context.WithCancel(h.l.eng.ctx)
 	h.cancel = cancel
 	h.l.eng.wg.Go(func() {
-		fd, rec, life, err := h.dial(ctx)
+		fd, rec, bond, err := h.dial(ctx)
 		cancel()
-		if perr := h.l.Post(func() { sh.dialled(); h.dialled(fd, rec, life, err) }); perr != nil && err == nil {
+		if perr := h.l.Post(func() { sh.dialled(); h.dialled(fd, rec, bond, err) }); perr != nil && err == nil {
 			unix.Close(fd)
+			bond.Release()
 		}
 	})
 }
@@ -274,10 +275,11 @@ func (s *share) dialled() {
 	}
 }
 
-func (h *Hop) dialled(fd int, rec record.Conn, life time.Duration, err error) {
+func (h *Hop) dialled(fd int, rec record.Conn, bond Bond, err error) {
 	h.dialing = false
 	if err == nil && (h.closed || h.leaving != nil) {
 		unix.Close(fd)
+		bond.Release()
 		h.check()
 		return
 	}
@@ -285,10 +287,11 @@ func (h *Hop) dialled(fd int, rec record.Conn, life time.Duration, err error) {
 		var c *h2conn
 		if c, err = h.l.newHopConn(h.pod, fd, rec, &h.sessions); err != nil {
 			unix.Close(fd)
+			bond.Release()
 		} else {
-			c.until = h.l.Now() + int64(life)
+			c.bind(bond)
+			life := time.Duration(c.until - h.l.Now())
 			c.retireAt = h.l.Now() + int64(max(life-lifeMargin, life/2))
-			h.l.Arm(&c.cut, (*h2cut)(c), max(int64(life), 1))
 			h.conns = append(h.conns, c)
 			h.wake()
 			return

@@ -50,13 +50,13 @@ func TestHopLeaves(t *testing.T) {
 	gone := 0
 	v := &svc{pod: pod, hop: func(l *Loop) *Hop {
 		if h == nil {
-			h = l.NewHop(pod, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
+			h = l.NewHop(pod, func(ctx context.Context) (int, record.Conn, Bond, error) {
 				c, err := new(net.Dialer).DialContext(ctx, "tcp", peer.String())
 				if err != nil {
-					return -1, nil, 0, err
+					return -1, nil, nil, err
 				}
 				fd, err := socket.TakeFD(c.(*net.TCPConn))
-				return fd, nil, time.Hour, err
+				return fd, nil, lasts(time.Hour), err
 			}, func() { gone++ })
 		}
 		return h
@@ -131,18 +131,18 @@ func TestHopLeavesIdle(t *testing.T) {
 			dials := make(chan struct{}, 1)
 			v := &svc{pod: pod, hop: func(l *Loop) *Hop {
 				if h == nil {
-					h = l.NewHop(pod, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
+					h = l.NewHop(pod, func(ctx context.Context) (int, record.Conn, Bond, error) {
 						if dialing {
 							dials <- struct{}{}
 							<-ctx.Done()
-							return -1, nil, 0, ctx.Err()
+							return -1, nil, nil, ctx.Err()
 						}
 						c, err := new(net.Dialer).DialContext(ctx, "tcp", peer.String())
 						if err != nil {
-							return -1, nil, 0, err
+							return -1, nil, nil, err
 						}
 						fd, err := socket.TakeFD(c.(*net.TCPConn))
-						return fd, nil, time.Hour, err
+						return fd, nil, lasts(time.Hour), err
 					}, func() { gone++ })
 				}
 				return h

@@ -151,6 +151,8 @@ func (n *Near) told(met Met, err error) {
 			w.x.ResponseGone(exchange.Connect)
 		}
 	}
+	n.checked = 0 // something may have changed while they met, and Judge was called in vain
+	n.Judge()
 }
 
 // Judge makes the two meet anew if anything has changed that they were found to be themselves by, for the sake

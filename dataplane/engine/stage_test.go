@@ -25,6 +25,7 @@ import (
 
 	"aether/dataplane/exchange"
 	"aether/dataplane/httpmsg"
+	"aether/dataplane/reactor"
 	"aether/mtls/record"
 	"aether/tproxy/socket"
 )
@@ -388,6 +389,10 @@ type mesh struct {
 func newMesh(t testing.TB, cfg Config, app netip.AddrPort) *mesh {
 	t.Helper()
 	m := &mesh{stage: newStage(t, cfg), life: time.Hour}
+	now := cfg.Now
+	if now == nil {
+		now = reactor.Monotonic
+	}
 	sc, cc := tlsPair(t)
 	m.peer = cc
 	m.src, m.dst = m.e.AddPod("src"), m.e.AddPod("dst")
@@ -421,27 +426,27 @@ func newMesh(t testing.TB, cfg Config, app netip.AddrPort) *mesh {
 	})
 	m.out = &svc{pod: m.src, hop: func(l *Loop) *Hop {
 		if m.theHop == nil {
-			m.theHop = l.NewHop(m.src, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
+			m.theHop = l.NewHop(m.src, func(ctx context.Context) (int, record.Conn, Bond, error) {
 				if m.refuse.Load() {
-					return -1, nil, 0, io.ErrUnexpectedEOF
+					return -1, nil, nil, io.ErrUnexpectedEOF
 				}
 				var d net.Dialer
 				c, err := d.DialContext(ctx, "tcp", m.hopAddr)
 				if err != nil {
-					return -1, nil, 0, err
+					return -1, nil, nil, err
 				}
 				st := record.Client(c, cc, record.Own)
 				if err := st.Handshake(ctx); err != nil {
 					c.Close()
-					return -1, nil, 0, err
+					return -1, nil, nil, err
 				}
 				rec := st.Flip()
 				fd, err := socket.TakeFD(c.(*net.TCPConn))
 				if err != nil {
-					return -1, nil, 0, err
+					return -1, nil, nil, err
 				}
 				m.hops.Add(1)
-				return fd, rec, m.life, nil
+				return fd, rec, ends{now() + int64(m.life), now}, nil
 			}, func() { m.theHop = nil; m.hopsClosed++ })
 		}
 		return m.theHop
@@ -467,3 +472,20 @@ func local(x *exchange.Exchange) bool {
 	x.Reply(&httpmsg.Head{Status: 421}, []byte("local\n"))
 	return true
 }
+
+// lasts is a Bond that is as far from its end whenever it is asked.
+type lasts time.Duration
+
+func (b lasts) Left() time.Duration    { return time.Duration(b) }
+func (b lasts) Ask(bool) time.Duration { return time.Duration(b) }
+func (b lasts) Release()               {}
+
+// ends is a Bond that is not renewed.
+type ends struct {
+	at  int64
+	now func() int64
+}
+
+func (b ends) Left() time.Duration    { return time.Duration(b.at - b.now()) }
+func (b ends) Ask(bool) time.Duration { return b.Left() }
+func (b ends) Release()               {}

@@ -284,7 +284,7 @@ func (h *Hop) Sessions(wall time.Time, f func(SessionState)) {
 		s.State, s.Streams, s.Requests = state, c.h2.Streams(), c.requests
 		s.AgeMS, s.IdleMS = (now-c.born)/1e6, (now-c.active)/1e6
 		s.BytesIn, s.BytesOut = c.rx, c.tx
-		s.Until = wall.Add(time.Duration(c.until - now)).UTC().Truncate(time.Second)
+		s.Until = wall.Add(c.bond.Left()).UTC().Truncate(time.Second)
 		f(s)
 	}
 	for _, c := range h.conns {

@@ -37,6 +37,7 @@ import (
 	"aether/dataplane/snapshot"
 	"aether/dataplane/telemetry"
 	"aether/meshhop"
+	"aether/mtls"
 	"aether/mtls/record"
 	"aether/mtls/spiffeid"
 	"aether/sniff"
@@ -66,7 +67,7 @@ type Inbound struct {
 	log   *slog.Logger
 	quiet *telemetry.Quiet
 	loops engine.PerLoop[loopState]
-	bonds bonds
+	bonds meshhop.Bonds
 
 	// Relays are the connections that goroutines carry.
 	Relays engine.Relays
@@ -162,6 +163,11 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 		c.declined(from, err)
 		return
 	}
+	c.met(h)
+	if h.ALPN == mtls.RenewALPN {
+		_ = h.Confirm() // a caller that does not hear of it comes again
+		return
+	}
 	c.from, c.to = addressOf(tc.RemoteAddr()), addressOf(tc.LocalAddr())
 	if !c.admit(h.Port, h.Caller, h.XFCC) {
 		_ = tc.SetLinger(0)
@@ -194,17 +200,18 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 		serve = home.ServeHTTP2
 	}
 	c.serves(home, h2)
-	over := c.holdSession(h)
+	held := c.hold(h, c.info.Sever)
+	c.info.Bond = held
 	err = home.Post(func() {
 		if err := serve(fd, rec, &c.info, first); err != nil {
 			in.log.Error("cannot serve an inbound connection", "pod", p.Container, "err", err)
 			unix.Close(fd)
-			over()
+			held.Release()
 		}
 	})
 	if err != nil {
 		unix.Close(fd)
-		over()
+		held.Release()
 	}
 }
 

@@ -651,10 +651,9 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 		hop, rec := s.Conn, s.Record()
 		c.relay(func() {
 			defer c.o.Relays.Add(c.state(a.RemoteAddr(), e.SPIFFEID))()
-			life, over := raw.holdRaw(ctx, s, c.o.cfg.Dialer.SVID(c.pod.Container))
-			defer over()
-			r := relay.TLS(life, a, hop, rec, first, c.relayOptions())
-			c.recordRelay(v, snap, e, r, c.st.endRaw(life, raw))
+			defer c.st.holdRaw(raw, s)()
+			r := relay.TLS(ctx, a, hop, rec, first, c.relayOptions())
+			c.recordRelay(v, snap, e, r, c.st.endRaw(ctx, raw))
 		})
 	})
 }

@@ -80,6 +80,7 @@ type Outbound struct {
 	quiet *telemetry.Quiet
 	loops engine.PerLoop[loopState]
 	now   func() time.Time // the wall clock
+	bonds meshhop.Bonds
 
 	sweep sync.Mutex
 	swept *snapshot.Snapshot // of the last Swept
@@ -661,7 +662,7 @@ func ending(err error) string {
 		return "endpoint-unhealthy"
 	case errors.Is(err, errRevoked):
 		return "identity-revoked"
-	case errors.Is(err, engine.ErrExpired):
+	case errors.Is(err, engine.ErrExpired), errors.Is(err, meshhop.ErrExpired):
 		return "identity-expired"
 	}
 	return ""

@@ -65,7 +65,6 @@ type hopState struct {
 	hop  hop
 	pin  string
 	near string // as in hopKey
-	held *bonds // what its sessions were opened with; nil: it has none
 	gone bool   // closed, or out of sessions: the next request makes another
 }
 
@@ -92,8 +91,6 @@ type rawConn struct {
 	of  *upstreams
 	key hopKey
 	cut context.CancelCauseFunc
-
-	held bonds // what its hop was opened with; none yet: it is being made
 }
 
 // of is what p knows on this loop.
@@ -454,24 +451,31 @@ func (st *loopState) makeHop(p *Pod, rq *reqState, e *snapshot.Endpoint, near st
 		group = &engine.HopGroup{Max: maxEndpointSessions}
 		u.groups[e.Addr] = group
 	}
-	h := &hopState{pin: e.SPIFFEID, near: k.near, held: &bonds{}}
-	made := st.l.NewHop(p.Engine, func(ctx context.Context) (int, record.Conn, time.Duration, error) {
+	h := &hopState{pin: e.SPIFFEID, near: k.near}
+	made := st.l.NewHop(p.Engine, func(ctx context.Context) (int, record.Conn, engine.Bond, error) {
 		s, err := st.o.cfg.Dialer.Dial(ctx, mk)
 		if err != nil {
 			st.o.notOpened(mk, err)
-			return -1, nil, 0, err
+			return -1, nil, nil, err
 		}
-		h.held.add(s.Bond)
 		if err := s.Bond.Judge(st.o.cfg.Dialer.SVID(mk.Pod), time.Now()); err != nil { // it has changed since
 			s.Conn.Close()
-			return -1, nil, 0, fmt.Errorf("%w: %w", errRevoked, err)
+			return -1, nil, nil, fmt.Errorf("%w: %w", errRevoked, err)
 		}
 		rec := s.Record()
 		fd, err := socket.TakeFD(s.Conn)
 		if err != nil {
-			return -1, nil, 0, err
+			return -1, nil, nil, err
 		}
-		return fd, rec, time.Until(s.NotAfter), nil
+		return fd, rec, st.hold(p, mk, s.Bond, func(err error) {
+			_ = st.l.Post(func() {
+				if !h.gone {
+					h.gone = true
+					delete(st.hops, k)
+					h.hop.Leave(err)
+				}
+			})
+		}), nil
 	}, func() {
 		h.gone = true
 		if st.hops[k] == h {
@@ -526,7 +530,7 @@ func (st *loopState) endRaw(ctx context.Context, r *rawConn) error {
 		r.dest.End(r.host)
 		delete(r.of.raw, r)
 	})
-	if errors.Is(cause, errEndpointGone) || errors.Is(cause, errEndpointUnhealthy) || errors.Is(cause, errRevoked) || errors.Is(cause, engine.ErrExpired) {
+	if errors.Is(cause, errEndpointGone) || errors.Is(cause, errEndpointUnhealthy) || errors.Is(cause, errRevoked) || errors.Is(cause, meshhop.ErrExpired) {
 		return cause
 	}
 	return nil
