@@ -167,14 +167,13 @@ func (s *Bonds) judge(k *Held, at time.Time) {
 		err := b.Judge(now, at)
 		next := b
 		if err == nil {
-			next = b.RenewOwn(now)
-		}
-		if next != b && now != sound { // once for all sessions
-			if now.Sound(at) != nil {
-				next = b
-			} else {
-				sound = now
+			own := b.Renews(now)
+			if own && now != sound { // once for all sessions
+				if own = now.Sound(at) == nil; own {
+					sound = now
+				}
 			}
+			next = b.Judged(now, own)
 		}
 		s.mu.Lock()
 		same := k.bond == b
@@ -235,7 +234,7 @@ func (s *Bonds) Met(pod string, p Peer, b *mtls.Bond, svid func() *mtls.SVID, to
 			continue // sessions may have been judged by a newer bundle, which b has not been
 		}
 		if of = s.of(pod, p); of != nil && of.news(b, told) {
-			of.renew(b, told)
+			of.renew(b, now, told)
 		}
 		s.mu.Unlock()
 		return
@@ -255,15 +254,15 @@ func (of *peerBonds) news(b *mtls.Bond, told bool) bool {
 	return b.PeerEnd().After(of.ends) || told && b.Own != nil && b.Own.NotAfter.After(of.told)
 }
 
-// renew gives all sessions what b has. mu is held.
-func (of *peerBonds) renew(b *mtls.Bond, told bool) {
+// renew gives all sessions what b has, which is good by now. mu is held.
+func (of *peerBonds) renew(b *mtls.Bond, now *mtls.SVID, told bool) {
 	of.ends = b.PeerEnd()
 	of.told = b.NotAfter()
 	if b.Own != nil {
 		of.told = b.Own.NotAfter
 	}
 	for k := range of.all {
-		k.bond = k.bond.RenewPeer(b)
+		k.bond = k.bond.RenewPeer(b, now)
 		if told && b.Own != nil && b.Own.NotAfter.After(k.told) {
 			k.told = b.Own.NotAfter
 		}
@@ -288,8 +287,8 @@ func (k *Held) Ask(busy bool) (again time.Duration) {
 		return left
 	}
 	now := time.Now()
-	ends := k.bond.PeerEnd() // as both know it
-	if k.told.Before(ends) {
+	ends := k.bond.PeerEnd()                       // as both know it
+	if k.told.Before(ends) && now.Before(k.told) { // a peer that went on behind told does not mind
 		ends = k.told
 	}
 	if !ends.Equal(k.ends) {

@@ -15,6 +15,9 @@ type Bond struct {
 	Own  *SVID               // that was shown, or was in force when the handshake began, or is the newest; nil: not known
 	Peer []*x509.Certificate // the chain, leaf first
 	Use  x509.ExtKeyUsage    // of the peer's leaf
+
+	by    *x509.CertPool // the bundle by which both chains were found good last; nil: Own's
+	mixed bool           // there is no such bundle: one chain has come since
 }
 
 // NotAfter is the earliest end of validity of both chains.
@@ -37,35 +40,63 @@ func (b *Bond) PeerEnd() time.Time {
 	return end
 }
 
-// RenewOwn is b with now, the pod's certificate, which is Sound and by which Judge has found b good, in the place of
-// its own one. It is b itself unless now is of the same identity and ends later.
-func (b *Bond) RenewOwn(now *SVID) *Bond {
-	if now == nil || b.Own == nil || now.ID != b.Own.ID || !now.NotAfter.After(b.Own.NotAfter) {
-		return b
-	}
-	return &Bond{Own: now, Peer: b.Peer, Use: b.Use}
+// Renews reports whether now, a certificate of the pod, may take the place of b's own one: it is of the same
+// identity and ends later.
+func (b *Bond) Renews(now *SVID) bool {
+	return now != nil && b.Own != nil && now.ID == b.Own.ID && now.NotAfter.After(b.Own.NotAfter)
 }
 
-// RenewPeer is b with the peer's chain of newer, a later session with the same peer, which the caller has judged. It is b itself
-// unless that chain is of the same identity, for the same use, and ends later.
-func (b *Bond) RenewPeer(newer *Bond) *Bond {
+// Judged is b after Judge has found it good by now; own: with now, which Renews it and is Sound, in the place
+// of its own certificate.
+func (b *Bond) Judged(now *SVID, own bool) *Bond {
+	if now == nil || now == b.Own || !own && !b.mixed && now.Roots.Equal(b.bundle()) {
+		return b
+	}
+	next := &Bond{Own: b.Own, Peer: b.Peer, Use: b.Use, by: now.Roots}
+	if own {
+		next.Own = now
+	}
+	return next
+}
+
+// bundle is that by which both chains were found good last; nil: there is none.
+func (b *Bond) bundle() *x509.CertPool {
+	switch {
+	case b.mixed:
+		return nil
+	case b.by == nil && b.Own != nil:
+		return b.Own.Roots
+	}
+	return b.by
+}
+
+// RenewPeer is b with the peer's chain of newer, a later session with the same peer, which Judge has found good by now;
+// nil: the pod has no certificate. It is b itself unless that chain is of the same identity, for the same use, and ends later.
+func (b *Bond) RenewPeer(newer *Bond, now *SVID) *Bond {
 	if b.Use != newer.Use || !newer.PeerEnd().After(b.PeerEnd()) {
 		return b
 	}
-	was, err := peerID(b.Peer)
+	id, err := peerID(b.Peer)
 	if err != nil {
 		return b
 	}
-	if is, err := peerID(newer.Peer); err != nil || is != was {
+	if is, err := peerID(newer.Peer); err != nil || is != id {
 		return b
 	}
-	return &Bond{Own: b.Own, Peer: newer.Peer, Use: b.Use}
+	was, mixed := b.bundle(), true
+	if now != nil && was != nil {
+		mixed = !now.Roots.Equal(was)
+	}
+	return &Bond{Own: b.Own, Peer: newer.Peer, Use: b.Use, by: was, mixed: mixed}
 }
 
 // Judge verifies both chains again, by the bundle that the pod has now; at is the time of day. nil: the session may
 // go on. A rotation that leaves the bundle as it was needs no second look.
 func (b *Bond) Judge(now *SVID, at time.Time) error {
-	if now == nil || now == b.Own || b.Own != nil && now.Roots.Equal(b.Own.Roots) {
+	if now == nil {
+		return nil // there is no certificate: what ends by itself ends at NotAfter
+	}
+	if was := b.bundle(); was != nil && now.Roots.Equal(was) {
 		return nil // no news: what ends by itself ends at NotAfter
 	}
 	id, err := peerID(b.Peer)
