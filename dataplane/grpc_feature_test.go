@@ -26,7 +26,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"aether/dataplane/engine"
+	"aether/dataplane/inbound"
 	"aether/dataplane/model"
+	"aether/dataplane/outbound"
+	"aether/mtls/devca"
 )
 
 // caller is a gRPC application of grpc-go's. Its messages are those of the health
@@ -791,8 +794,16 @@ func slowTown(t *testing.T) (w *town, move func(d time.Duration)) {
 	t.Helper()
 	var now atomic.Int64
 	now.Store(int64(time.Hour))
-	w = newTownOn(t, engine.Config{Now: now.Load, MaxLoops: 1})
-	w.life = 48 * time.Hour // a hop ends with its certificates (decision 053)
+	wall := func() time.Time { return w.wall() }
+	w = newTownOn(t, engine.Config{Now: now.Load, MaxLoops: 1}, func(o *outbound.Config, i *inbound.Config) { o.Dialer.Now, i.Acceptor.Now = wall, wall })
+	w.life = 48 * time.Hour // where nobody renews it
+	begun := time.Now()
+	w.wall = func() time.Time { return begun.Add(time.Duration(now.Load()) - time.Hour) }
+	ca, err := devca.Open(t.TempDir(), "td", w.wall)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.ca = ca
 	l := w.engine.Loops()[0]
 	return w, func(d time.Duration) {
 		t.Helper()
@@ -815,9 +826,10 @@ func slowTown(t *testing.T) (w *town, move func(d time.Duration)) {
 
 // TestGRPCHour: a stream with a message every four minutes lives longer than an hour. The server, which is
 // grpc-go's, would end the connection of a client that asks it more often than every five minutes of its own
-// clock whether it lives: it is never asked. A stream on which nothing moves for idleStream is ended.
+// clock whether it lives: it is never asked. Both ends renew their certificates meanwhile, of half an hour. A stream on which nothing moves for idleStream is ended.
 func TestGRPCHour(t *testing.T) {
 	w, move := slowTown(t)
+	w.life = 32 * time.Minute
 	app := w.caller()
 	cc := w.client(w.grpcMesh(fmt.Sprintf("%d=h2", app.port), ""), cart(app.port))
 	ctx, cancel := context.WithCancel(t.Context()) // without a deadline, which would be met on the town's clock
@@ -828,6 +840,12 @@ func TestGRPCHour(t *testing.T) {
 	}
 	for i := range 17 {
 		exchange(t, s, fmt.Sprintf("after %d minutes", 4*i))
+		switch i % 4 { // each at half of its certificate's life, as SPIRE does
+		case 1:
+			w.rotate("web", issue(t, w.ca, "web", 32*time.Minute))
+		case 3:
+			w.rotate("cart1", issue(t, w.ca, "cart", 32*time.Minute))
+		}
 		move(4 * time.Minute)
 	}
 	exchange(t, s, "the last one")

@@ -84,6 +84,7 @@ type town struct {
 
 	inbounds map[string]*inbound.Pod // by container
 	ips      map[string]netip.Addr   // by container
+	wall     func() time.Time        // that certificates are judged by; nil: time.Now
 	life     time.Duration           // of the pods' certificates; 0: an hour
 	near     bool                    // sameNode: inProcess; what apply makes of the mesh
 
@@ -209,7 +210,8 @@ func (w *town) pod(container, account, identity, ip string) *outbound.Pod {
 	ip4 := &inbound.Pod{
 		Context: w.ctx, Engine: e, Container: container, Namespace: "shop", Account: account, ID: id, Sockets: sockets,
 		Local: &meshhop.Local{Pod: container, ID: id, SVID: func() *mtls.SVID { return w.svid(container) }, TLS: mtls.ServerConfig(mtls.Server{
-			Pod: container, SVID: func() *mtls.SVID { return w.svid(container) }, Serves: func(port uint16) bool { return w.serves == nil || w.serves(container, port) },
+			Pod: container, SVID: func() *mtls.SVID { return w.svid(container) }, Now: w.wall,
+			Serves: func(port uint16) bool { return w.serves == nil || w.serves(container, port) },
 		})},
 	}
 	at := w.listen(e, "127.0.0.1:0", w.in.Accept(ip4))

@@ -89,6 +89,8 @@ func TestInProcess(t *testing.T) {
 		"TestSameNodeIdentity":             {wire: "compares both ways itself"},
 		"TestInProcess":                    {wire: "is this one"},
 		"TestSessionsEndWithTheirIdentity": {wire: "compares both ways itself"},
+		"TestSessionOutlivesCertificates":  {wire: "compares both ways itself"},
+		"TestRenewalReachesNobody":         {wire: "is about a handshake"},
 		"TestRotationLosesNothing":         {wire: "compares both ways itself"},
 		"TestPeerThatStays":                {wire: "is about a peer of a hop"},
 		"TestSilentCallers":                {wire: "is about the mesh port"},

@@ -41,6 +41,8 @@ type Acceptor struct {
 	Handshake time.Duration // 0: DefaultHandshake; the wait for a turn counts
 	Limit     *Limiter      // nil: no bound on concurrent handshakes
 	Maker     record.Maker  // zero: record.Std
+
+	Now func() time.Time // as given to mtls.ServerConfig, for whoever holds sessions to their certificates; nil: time.Now
 }
 
 // Inbound is a hop that another node opened. Whoever holds it owns Conn.

@@ -38,6 +38,8 @@ func (k Key) Peer() Peer { return Peer{k.Endpoint, k.Pin} }
 //
 // The zero value is usable. Safe for concurrent use.
 type Bonds struct {
+	Now func() time.Time // nil: time.Now; not changed once it is used
+
 	mu   sync.Mutex
 	pods map[string]*podBonds // those that have sessions
 }
@@ -88,6 +90,13 @@ type Held struct {
 	over  bool
 }
 
+func (s *Bonds) now() time.Time {
+	if s.Now == nil {
+		return time.Now()
+	}
+	return s.Now()
+}
+
 // Hold holds a session until Release is called.
 func (s *Bonds) Hold(h Holding) *Held {
 	k := &Held{Holding: h, s: s, bond: h.Bond}
@@ -114,7 +123,7 @@ func (s *Bonds) Hold(h Holding) *Held {
 	of.all[k] = struct{}{}
 	of.lower(k)
 	s.mu.Unlock()
-	s.judge(k, time.Now()) // the certificate may have changed since the handshake, and Rotated did not see this one
+	s.judge(k, s.now()) // the certificate may have changed since the handshake, and Rotated did not see this one
 	return k
 }
 
@@ -204,7 +213,7 @@ func (s *Bonds) Rotated(pod string) {
 		}
 	}
 	s.mu.Unlock()
-	at := time.Now()
+	at := s.now()
 	for _, k := range all {
 		s.judge(k, at)
 	}
@@ -225,7 +234,7 @@ func (s *Bonds) Met(pod string, p Peer, b *mtls.Bond, svid func() *mtls.SVID, to
 		if svid != nil {
 			now = svid()
 		}
-		if b.Judge(now, time.Now()) != nil {
+		if b.Judge(now, s.now()) != nil {
 			return
 		}
 		s.mu.Lock()
@@ -274,19 +283,19 @@ func (of *peerBonds) renew(b *mtls.Bond, now *mtls.SVID, told bool) {
 func (k *Held) Left() time.Duration {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
-	return time.Until(k.bond.NotAfter())
+	return k.bond.NotAfter().Sub(k.s.now())
 }
 
 // Ask sees to it that the certificates are renewed for a session that is busy, if that is due, and returns
 // after how long it is to be called again.
 func (k *Held) Ask(busy bool) (again time.Duration) {
 	k.s.mu.Lock()
-	left := time.Until(k.bond.NotAfter())
+	left := k.bond.NotAfter().Sub(k.s.now())
 	if k.Renew == nil || k.over {
 		k.s.mu.Unlock()
 		return left
 	}
-	now := time.Now()
+	now := k.s.now()
 	ends := k.bond.PeerEnd()                       // as both know it
 	if k.told.Before(ends) && now.Before(k.told) { // a peer that went on behind told does not mind
 		ends = k.told

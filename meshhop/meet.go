@@ -98,6 +98,14 @@ func (d *Dialer) meet(ctx context.Context, k Key, l *Local) (*Met, error) {
 	return m, nil
 }
 
+// Left is how long the certificates of both hold.
+func (m *Met) Left() time.Duration {
+	if m.dialer.Now != nil {
+		return m.NotAfter.Sub(m.dialer.Now())
+	}
+	return time.Until(m.NotAfter)
+}
+
 // Fresh reports whether nothing has changed that Meet judged by: both pods have the
 // certificates and bundles that they had, and the port is served. It does not allocate.
 func (m *Met) Fresh() bool {

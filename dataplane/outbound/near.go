@@ -42,7 +42,7 @@ func (st *loopState) makeNear(k hopKey, mk meshhop.Key, n Neighbour) *hopState {
 		if info == nil {
 			return engine.Met{}, &meshhop.Declined{Err: errNotAdmitted}
 		}
-		return engine.Met{Info: info, Fresh: m.Fresh, Life: time.Until(m.NotAfter)}, nil
+		return engine.Met{Info: info, Fresh: m.Fresh, Life: m.Left()}, nil
 	}, func() {
 		h.gone = true
 		u.nears--

@@ -106,6 +106,9 @@ func New(cfg Config) *Outbound {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	o := &Outbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil), now: time.Now}
+	if cfg.Dialer != nil {
+		o.bonds.Now = cfg.Dialer.Now
+	}
 	o.loops.Make = func(l *engine.Loop) *loopState {
 		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, cold: map[*reqState]struct{}{}, coldConns: map[*coldConn]struct{}{}, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 		st.pool.Service = o

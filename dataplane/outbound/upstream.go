@@ -3,7 +3,6 @@ package outbound
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -457,10 +456,6 @@ func (st *loopState) makeHop(p *Pod, rq *reqState, e *snapshot.Endpoint, near st
 		if err != nil {
 			st.o.notOpened(mk, err)
 			return -1, nil, nil, err
-		}
-		if err := s.Bond.Judge(st.o.cfg.Dialer.SVID(mk.Pod), time.Now()); err != nil { // it has changed since
-			s.Conn.Close()
-			return -1, nil, nil, fmt.Errorf("%w: %w", errRevoked, err)
 		}
 		rec := s.Record()
 		fd, err := socket.TakeFD(s.Conn)
