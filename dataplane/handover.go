@@ -2,13 +2,19 @@ package dataplane
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 )
 
 const (
 	identityTime = 5 * time.Second       // that Open waits for the pods' certificates
 	drainLook    = 50 * time.Millisecond // between two looks whether a drain is over
+	stopTime     = 5 * time.Second       // a loop that does not run is waited for when the sockets are handed over
 	farewellTime = time.Second           // a loop that does not run is waited for at the end of a drain
 	lastTime     = 2 * time.Second       // or a quarter of the drain's limit: before it nothing new is taken any more
 )
@@ -116,17 +122,41 @@ func (n *Node) Freeze(on bool) {
 
 // HandOver ends accepting, because a successor accepts on the same sockets: when it returns
 // this process has closed its own of them, all of the Owner's, and has no part
-// in the pods' capture any more. Connections go on; Drain comes next.
-func (n *Node) HandOver() {
+// in the pods' capture any more. Connections go on; Drain comes next. A loop that does not run is waited for
+// stopTime at most: the error names the pods whose sockets this process has still, which it does not accept on before that loop
+// runs, nor after; they are closed with it.
+func (n *Node) HandOver() error {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.gone = true
-	for _, p := range n.pods {
-		_ = p.engine.StopListening(context.Background(), false) // without an end of the context it does not fail
+	n.gone = true // nothing is opened from here on
+	pods := maps.Clone(n.pods)
+	n.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), stopTime)
+	defer cancel()
+	var mu sync.Mutex
+	late := map[string]bool{}
+	var names []string
+	var asked sync.WaitGroup
+	for c, p := range pods { // at once: each waits for every loop
+		asked.Go(func() {
+			if p.engine.StopListening(ctx, false) != nil {
+				mu.Lock()
+				late[c], names = true, append(names, p.w.Namespace+"/"+p.w.Name)
+				mu.Unlock()
+			}
+		})
 	}
-	if err := n.cfg.Owner.Close(); err != nil {
-		n.log.Warn("listeners", "err", err)
+	asked.Wait()
+	if len(late) == 0 {
+		return n.cfg.Owner.Close()
 	}
+	var errs []error
+	for _, k := range n.cfg.Owner.Keys() {
+		if !late[k.Container] {
+			errs = append(errs, n.cfg.Owner.Release(k))
+		}
+	}
+	slices.Sort(names)
+	return errors.Join(append(errs, fmt.Errorf("a loop has not answered within %v: sockets of %d pods stay open until this process ends (%s); the successor accepts on them: if the process does not end by itself, end it", stopTime, len(names), strings.Join(names, ", ")))...)
 }
 
 // Drain ends what clients have under way without losing any of it: readiness

@@ -165,7 +165,9 @@ func (h *handover) offer(ctx context.Context) error {
 			if h.ln != nil {
 				h.ln.Close() // connections to it go on
 			}
-			h.node.HandOver()
+			if err := h.node.HandOver(); err != nil {
+				h.log.Error("not all sockets were handed over in order", "err", err)
+			}
 			h.leaveThePods()
 		},
 	})

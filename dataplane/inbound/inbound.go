@@ -79,7 +79,9 @@ func New(cfg Config) *Inbound {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	in := &Inbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil)}
-	in.bonds.Now = cfg.Acceptor.Now
+	if cfg.Acceptor != nil {
+		in.bonds.Now = cfg.Acceptor.Now
+	}
 	in.loops.Make = func(l *engine.Loop) *loopState {
 		st := &loopState{l: l, lobbies: map[*Pod]*lobby{}}
 		st.pool.Service = in
