@@ -26,6 +26,7 @@ var sharedOf = []shared{
 	{"descriptors", []string{"dataplane/engine filesShare", "dataplane/engine leastFiles", "dataplane/engine filesReserve"}, "`filesShare` times what is free, where it is not alone; `leastFiles` always", "dataplane/engine TestPodsPartOfFiles"},
 	{"hop sessions being made", []string{"dataplane/engine podDials"}, "so many a loop; there is no bound for all", "dataplane/engine TestDialsAtOnce"},
 	{"handshakes", []string{"meshhop DefaultNode", "meshhop DefaultPod", "meshhop podOwn"}, "`podOwn` always, `DefaultPod` at most; the pod with the fewest comes next (decision 052)", "meshhop TestTurnsAreFair"},
+	{"renewal handshakes", []string{"meshhop podRenewals"}, "it is a bound of each pod, and each takes a turn of its own pod's among the handshakes", "meshhop TestRenewalsOfAPod"},
 	{"handshakes that wait", []string{"meshhop DefaultQueue", "meshhop podQueue"}, "a `podQueue`th part; a full queue gives up the last of whoever has most in it", "meshhop TestTurnsAreFair"},
 	{"connections whose ClientHello is not there", []string{"dataplane/inbound podHellos", "dataplane/inbound peerHellos"}, "`podHellos` a pod and loop, of them `peerHellos` of one address; the oldest gives way", "dataplane TestSilentCallers"},
 	{"kept bodies", []string{"dataplane/exchange keptMax"}, "a quarter at most, half while it is alone (package `share`); so of the half that is to be sent again", "dataplane/exchange TestAPodHasItsShareOfWhatIsKept"},

@@ -184,7 +184,6 @@ var bounds = []bound{
 	{"dataplane/outbound", "keepSniffers", "sniffers a loop", "one given back is left to the garbage collector"},
 	{"dataplane/outbound", "coldTime", "time", "a request, or captured connection, for a service of the catalog whose rows are not here: 503, or a reset of raw TCP (contract 4.6)"},
 	{"dataplane/outbound", "maxCold", "requests and connections that wait for rows", "a further one is refused at once (503 `overload`)"},
-	{"dataplane/outbound", "maxBonds", "pairs of certificates that a hop's sessions were opened with", "the oldest is not judged again when a bundle changes; it ends with its certificates"},
 
 	{"dataplane/inbound", "connectLimit", "time", "the connect to an application's raw-TCP port counts as failed: the caller is reset"},
 	{"dataplane/inbound", "firstLimit", "time", "a verified hop that sends nothing is closed"},
@@ -238,6 +237,8 @@ var bounds = []bound{
 	{"meshhop", "lingerTime", "time", "a refused caller that does not close is closed"},
 	{"meshhop", "lingerBytes", "bytes", "a refused caller that goes on sending is closed"},
 	{"meshhop", "podQueue", "th part of `DefaultQueue`, of one pod", "a further handshake of the pod fails at once (`handshake-limit`)"},
+	{"meshhop", "podRenewals", "renewal handshakes of one pod at once", "the next is tried a moment later (renewPause)"},
+	{"meshhop", "renewPause", "time", "at least so long lies between two renewal handshakes of a pod with one endpoint; else half of what is left of the certificates"},
 
 	{"mtls/record", "MaxPlain", "bytes of a record's plaintext", "more is sealed in several records; a longer one of the peer's: alert record_overflow (RFC 8446 5.1)"},
 	{"mtls/record", "MaxRecord", "bytes of a record on the wire", "a longer one of the peer's: alert record_overflow"},
@@ -269,6 +270,7 @@ var bounds = []bound{
 
 	{"dataplane", "askTime", "time", "a loop that has not answered what it carries is missing in the answer, which says so"},
 	{"dataplane", "lastTime", "time, or a quarter of `--drain-time` if that is less, before the end of a drain", "the node takes nothing new any more: listeners are closed, idle connections end, and what has been taken is answered"},
+	{"dataplane", "stopTime", "time", "a loop that does not run is not waited for any longer when the sockets are handed over; the log names the pods whose sockets stay open until the process ends"},
 	{"dataplane", "farewellTime", "time", "a loop that does not run is not waited for any longer at the end of a drain"},
 	{"dataplane", "identityTime", "time", "a process that takes over waits so long for its pods' certificates, and then serves without those that are late"},
 	{"dataplane", "cgroupShare", "% of the control group's limit of memory", "taken for the limit where neither `--memory-limit` nor GOMEMLIMIT says one"},

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
+
 	"aether/e2e/mesh"
 	"aether/e2e/rig"
 )
@@ -420,6 +422,91 @@ func TestRotation(t *testing.T) {
 		ask()
 		say(t, raw, "still")
 		expect(t, raw, "still")
+	}
+}
+
+// TestOutlived: a raw connection and a WebSocket outlive several certificates of both ends, which are files that are
+// replaced at half of their lives.
+func TestOutlived(t *testing.T) {
+	t.Parallel()
+	const life, lives = 16 * time.Second, 3
+	ctx := within(t, patience+(lives+2)*life)
+	from := addPod(t, ctx, mesh.Pod{Name: "lasts-1", Account: "lasts-a"})
+	to := addPod(t, ctx, mesh.Pod{Name: "lasts-2", Account: "lasts-b", Node: 1, Ports: "8080,9000=tcp"})
+	write(t, ctx, "service-lasts", rig.ServiceYAML(rig.ServiceManifest{Namespace: "shop", Name: "lasts-b", ClusterIPs: w.ClusterIPs(121), Ports: []uint16{8080, 9000}}))
+	err := errors.Join(
+		w.ServeTCP(ctx, &to.Space, local(9000), echo),
+		w.ServeHTTP(ctx, &to.Space, local(8080), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			c, err := websocket.Accept(w, r, nil)
+			if err != nil {
+				return
+			}
+			defer c.CloseNow()
+			for {
+				kind, b, err := c.Read(r.Context())
+				if err != nil || c.Write(r.Context(), kind, b) != nil {
+					return
+				}
+			}
+		})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	renew := func(account string) (end time.Time) {
+		t.Helper()
+		end = time.Now().Add(life).Truncate(time.Second)
+		if err := w.Issue(rig.SVIDRequest{Namespace: "shop", Account: account, NotAfter: end}); err != nil {
+			t.Fatal(err)
+		}
+		return end
+	}
+	inForce := func(node int, pod string, end time.Time) {
+		t.Helper()
+		err := rig.Until(ctx, func(context.Context) error {
+			s, err := w.Status(ctx, node)
+			for _, p := range s.Pods {
+				if p.Pod == "shop/"+pod && p.CertificateUntil.Equal(end) {
+					return nil
+				}
+			}
+			return cmp.Or(err, fmt.Errorf("%s has another certificate still", pod))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := renew("lasts-a"), renew("lasts-b")
+	inForce(0, from.Name, a)
+	inForce(1, to.Name, b)
+	raw := dial(t, ctx, from, vip(121, 9000))
+	ws, res, err := websocket.Dial(ctx, "ws://lasts-b.shop.aether.internal:8080/", &websocket.DialOptions{HTTPClient: &http.Client{Transport: mesh.HTTP1(from, vip(121, 8080))}})
+	if err != nil {
+		t.Fatalf("%v (%v)", err, res)
+	}
+	defer ws.CloseNow()
+	talk := func() {
+		t.Helper()
+		say(t, raw, "still")
+		expect(t, raw, "still")
+		if err := ws.Write(ctx, websocket.MessageText, []byte("still")); err != nil {
+			t.Fatal(err)
+		}
+		if _, b, err := ws.Read(ctx); err != nil || string(b) != "still" {
+			t.Fatalf("%q %v", b, err)
+		}
+	}
+	talk()
+	begun := time.Now()
+	for tick := time.NewTicker(life / 4); time.Since(begun) < lives*life; {
+		for _, p := range []struct {
+			account string
+			node    int
+			pod     string
+		}{{"lasts-a", 0, from.Name}, {"lasts-b", 1, to.Name}} {
+			<-tick.C
+			inForce(p.node, p.pod, renew(p.account))
+			talk()
+		}
 	}
 }
 
