@@ -156,7 +156,9 @@ type Decision struct {
 	Attempts int    `json:"attempts,omitempty"`
 	Ended    string `json:"ended,omitempty"`
 	Cause    string `json:"cause,omitempty"`
-	Outcome  string `json:"outcome,omitempty"`
+	// Fault is what was wrong with a message that could not be read: the field, the byte or the limit.
+	Fault   string `json:"fault,omitempty"`
+	Outcome string `json:"outcome,omitempty"`
 	// Flags are Envoy's response flags, and Details its response_code_details.
 	Flags    string `json:"flags"`
 	Details  string `json:"details,omitempty"`
@@ -174,7 +176,7 @@ func decisionOf(e *journal.Entry) Decision {
 	d := Decision{
 		At: e.At.UTC(), TookMS: float64(e.Took.Microseconds()) / 1000, Kind: "connection", Pod: e.Namespace + "/" + e.Workload, PodName: e.Pod, Container: e.Container,
 		Flow: f.String(), Action: e.Action, Reason: e.Reason, Rule: e.Rule, Status: e.Status, Backend: e.Backend, Peer: e.Peer,
-		BytesIn: e.BytesIn, BytesOut: e.BytesOut, Attempts: e.Attempts, Ended: e.Ended, Cause: e.Cause, Outcome: e.Outcome.String(),
+		BytesIn: e.BytesIn, BytesOut: e.BytesOut, Attempts: e.Attempts, Ended: e.Ended, Cause: e.Cause, Fault: e.Fault, Outcome: e.Outcome.String(),
 		Flags: e.Flags.String(), Details: e.Details, Bad: e.Bad(), Snapshot: e.Version,
 	}
 	if e.Request {

@@ -34,6 +34,14 @@ func reset(c *net.TCPConn) { _ = c.SetLinger(0) }
 // TestApplications: what each kind of application does is what both kinds of client see.
 func TestApplications(t *testing.T) {
 	big := strings.Repeat("0123456789abcdef", 20000)
+	faults := map[string]string{ // what is told of those that are at fault
+		"garbage":                   "in the first line, byte 0x53",
+		"101 that nobody asked for": "status 101 with an Upgrade field",
+		"1xx without end":           "too many interim responses; at most 64",
+		"half a head":               "in the middle of the head",
+		"half a body":               "before the body had the length of its Content-Length",
+		"half a chunk":              "before the last chunk of the body",
+	}
 	for _, tt := range []struct {
 		name   string
 		serve  func(c *net.TCPConn, br *bufio.Reader, line string) bool
@@ -122,6 +130,12 @@ func TestApplications(t *testing.T) {
 				c.CloseIdleConnections()
 			}
 			eventually(t, "every exchange is done", func() bool { return v.begun.Load() == v.done.Load() })
+			v.faults.Range(func(k, _ any) bool {
+				if f := k.(string); !strings.Contains(f, faults[tt.name]) || (f == "") != (faults[tt.name] == "") {
+					t.Errorf("its fault is told as %q, want %q", f, faults[tt.name])
+				}
+				return true
+			})
 		})
 	}
 }

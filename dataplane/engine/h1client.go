@@ -242,6 +242,28 @@ func (c *h1client) gone(code exchange.Code) {
 	}
 }
 
+// broke ends the connection for what its answer breaks.
+func (c *h1client) broke(why error) {
+	if c.x != nil {
+		c.x.Cause = why
+	}
+	c.gone(exchange.Protocol)
+}
+
+// short is what an end amid the answer leaves it without; nil: nothing of the answer has come, or its length is not known.
+func (c *h1client) short() error {
+	switch {
+	case !c.gotByte || c.tunnel:
+	case !c.inBody:
+		return shortHead
+	case c.resF == http1.Chunked:
+		return shortChunks
+	case c.resF == http1.Length:
+		return shortLength
+	}
+	return nil
+}
+
 // fresh reports whether the idle connection can carry a request, as far as is known before it is
 // sent: bytes that nobody asked for are no answer to it, and behind an end there is none. A look at the
 // socket is a system call: it is made only where something may have come unseen.
@@ -305,6 +327,9 @@ func (c *h1client) ended(err error) {
 	if c.x == nil || !c.gotByte {
 		c.hasty()
 	}
+	if err := c.short(); c.x != nil && err != nil {
+		c.x.Cause = err
+	}
 	c.gone(c.broken())
 }
 
@@ -325,7 +350,7 @@ func (c *h1client) process() bool {
 		if !c.inBody {
 			n, f, err := c.parser.Response(c.in[c.r:c.w], &c.l.resHead, c.isHead)
 			if err != nil {
-				c.gone(exchange.Protocol)
+				c.broke(err)
 				return false
 			}
 			if n == 0 {
@@ -334,9 +359,11 @@ func (c *h1client) process() bool {
 			c.r += n
 			c.resF = f
 			if c.l.resHead.Status < 200 {
-				if c.l.resHead.Status == 101 && !c.switched(&c.l.resHead) {
-					c.gone(exchange.Protocol)
-					return false
+				if c.l.resHead.Status == 101 {
+					if err := c.switched(&c.l.resHead); err != nil {
+						c.broke(err)
+						return false
+					}
 				}
 				c.x.ResponseHead(&c.l.resHead, false)
 				continue
@@ -361,7 +388,8 @@ func (c *h1client) process() bool {
 		case bodyWait:
 			return false
 		case bodyBad:
-			c.gone(exchange.Protocol)
+			_, _, _, err := c.body.Next(nil) // again: it stays
+			c.broke(err)
 			return false
 		case bodyDone:
 			c.responseDone()

@@ -24,8 +24,8 @@ type ConnInfo struct {
 	// OnClose is called once, on the loop, when the connection is gone.
 	OnClose func(*ConnInfo)
 	// OnRefused is called, on the loop, with the status of an answer that the engine
-	// itself gave to what could not be read as a request; no exchange tells of it. nil: nobody is told.
-	OnRefused func(c *ConnInfo, status int)
+	// itself gave to what could not be read as a request, and why; no exchange tells of it. nil: nobody is told.
+	OnRefused func(c *ConnInfo, status int, why error)
 	// Bond is what ends the connection, whatever it carries: its peer's certificate, or ours. An HTTP/2 client is told
 	// goawayTime before. nil: it has no end.
 	Bond Bond
@@ -475,11 +475,14 @@ func (c *h1server) requestDone() {
 // badBody: the client broke the framing of its body.
 func (c *h1server) badBody() {
 	x := c.x
+	_, _, _, err := c.body.Next(nil) // again: it stays
+	if x != nil {
+		x.Cause = err
+	}
 	if x != nil && !x.Answered() {
 		c.x = nil
 		x.RequestGone(exchange.Protocol)
 		c.l.release(c.info.Pool, x)
-		_, _, _, err := c.body.Next(nil) // again: it stays
 		c.answer(err)
 		return
 	}
@@ -497,7 +500,7 @@ var (
 func (c *h1server) refuse(err error) {
 	status := c.answer(err)
 	if c.info.OnRefused != nil {
-		c.info.OnRefused(c.info, status)
+		c.info.OnRefused(c.info, status, err)
 	}
 }
 
@@ -510,7 +513,7 @@ func (c *h1server) answer(err error) (status int) {
 	text := ""
 	var he *http1.Error
 	if errors.As(err, &he) {
-		h.Status, text = he.Status, he.Reason+"\n"
+		h.Status, text = he.Status, he.Fault()+"\n"
 	}
 	h.Length = int64(len(text))
 	c.out = http1.AppendResponse(c.out, &h, http1.Length, http1.ResponseOptions{Close: true, Head: c.isHead, Minor: 1})

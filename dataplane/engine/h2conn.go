@@ -42,7 +42,6 @@ type h2conn struct {
 	until      int64  // when bond ends, as was known last
 	severed    bool   // it ends before
 	resets     uint64 // http2.Stats.PeerResets at the last OnReset
-	refused    uint64 // requests that the codec answered itself, of those told of
 	retireAt   int64  // hop: when that becomes so by age
 	closing    bool   // close once out is empty and no stream is left
 	reaping    bool
@@ -578,13 +577,8 @@ func (c *h2conn) feed(b []byte) bool {
 	if c.closed {
 		return false
 	}
-	if c.info != nil && c.info.OnRefused != nil {
-		for n := c.h2.Stats().TooLarge; c.refused < n; c.refused++ {
-			c.info.OnRefused(c.info, 431)
-		}
-		if err != nil && c.h2.Streams() == 0 { // else they tell of it
-			c.info.OnRefused(c.info, 400)
-		}
+	if err != nil && c.info != nil && c.info.OnRefused != nil && c.h2.Streams() == 0 { // else they tell of it
+		c.info.OnRefused(c.info, 400, err)
 	}
 	if err != nil { // GOAWAY is queued; streams end with the connection
 		c.flushOut(true)
@@ -1011,7 +1005,10 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 	x := st.x
 	from := st.from
 	if c.client {
-		gone := fromH2(code, c.connecting)
+		gone, why := fromH2(code, c.connecting), s.Err()
+		if _, ours := why.(*http2.StreamError); ours { // whatever the code that we sent
+			gone = exchange.Protocol
+		}
 		if x != nil && !st.remote && (st.pendEnd || st.pendTr) {
 			st.outlive(gone)
 		} else {
@@ -1020,7 +1017,9 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 			}
 			st.release()
 			if x != nil {
-				x.Cause = c.cause
+				if x.Cause = c.cause; why != nil {
+					x.Cause = why
+				}
 				x.ResponseGone(gone)
 			}
 		}
@@ -1028,6 +1027,7 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 		return
 	}
 	st.release()
+	x.Cause = s.Err()
 	gone := exchange.Protocol // the codec found fault with the stream, or with the connection
 	switch {
 	case byPeer:
@@ -1057,6 +1057,13 @@ func (st *h2stream) taken() {
 		return
 	}
 	st.settle()
+}
+
+// OnRefused is http2.Handler.
+func (c *h2conn) OnRefused(status int, why *http2.StreamError) {
+	if c.info != nil && c.info.OnRefused != nil {
+		c.info.OnRefused(c.info, status, why)
+	}
 }
 
 // OnWritable is http2.Handler.

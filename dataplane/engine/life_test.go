@@ -293,6 +293,7 @@ func (*recorder) OnHead(*http2.Stream, *httpmsg.Head, bool) {}
 func (*recorder) OnData(s *http2.Stream, p []byte, _ bool)  { s.Credit(len(p)) }
 func (*recorder) OnTrailers(*http2.Stream, []httpmsg.Field) {}
 func (*recorder) OnReset(*http2.Stream, http2.Code)         {}
+func (*recorder) OnRefused(int, *http2.StreamError)         {}
 func (*recorder) OnWritable(*http2.Stream)                  {}
 func (*recorder) OnGoAway(uint32, http2.Code)               {}
 

@@ -222,7 +222,8 @@ type svc struct {
 	done     atomic.Int64
 	codes    [16]atomic.Int64 // of Failed
 	last     atomic.Pointer[string]
-	silent   bool // keep no last
+	silent   bool     // keep no last
+	faults   sync.Map // FaultOf of what ended
 }
 
 func (s *svc) send(x *exchange.Exchange) {
@@ -262,6 +263,7 @@ func (s *svc) Done(x *exchange.Exchange) {
 	if s.silent {
 		return
 	}
+	s.faults.Store(FaultOf(x.Cause), true)
 	how := fmt.Sprintf("%s %s %d", x.Ended, x.Code, x.Status)
 	s.last.Store(&how)
 }

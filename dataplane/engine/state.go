@@ -2,12 +2,14 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"aether/dataplane/httpmsg"
 	"aether/dataplane/reactor"
 )
 
@@ -22,6 +24,28 @@ func RefusedCause(status int) string {
 	}
 	return "bad-request"
 }
+
+// FaultOf is what is wrong with a message that could not be read, where err tells it: the field, the byte or the
+// limit, printable and bounded. "": err is about something else.
+func FaultOf(err error) string {
+	if f, ok := errors.AsType[interface {
+		error
+		Fault() string
+	}](err); ok {
+		return f.Fault()
+	}
+	return ""
+}
+
+// What is wrong with messages that no codec refuses.
+const (
+	strangeSwitch = httpmsg.Flaw("status 101 with an Upgrade field that is not what the request asked for (RFC 9110 7.8)")
+	badAccept     = httpmsg.Flaw("Sec-WebSocket-Accept does not belong to the request's key (RFC 6455 4.1)")
+	strangeTunnel = httpmsg.Flaw("extended CONNECT for a protocol that is HTTP or TLS itself: send an ordinary request")
+	shortLength   = httpmsg.Flaw("the connection ended before the body had the length of its Content-Length (RFC 9112 8)")
+	shortChunks   = httpmsg.Flaw("the connection ended before the last chunk of the body (RFC 9112 8)")
+	shortHead     = httpmsg.Flaw("the connection ended in the middle of the head (RFC 9112 8)")
+)
 
 // Gauges are what a loop carries now.
 type Gauges struct {

@@ -208,7 +208,11 @@ func TestRefusedIsTold(t *testing.T) {
 	s := newStage(t, Config{Now: clk.Now})
 	pod := s.e.AddPod("p")
 	defer s.e.RemovePod(pod)
-	told := make(chan int, 16)
+	type refusal struct {
+		status int
+		why    string
+	}
+	told := make(chan refusal, 16)
 	v := &svc{pod: pod, to: newEcho(t)}
 	front := func(h2 bool) string {
 		return s.listen(pod, func(l *Loop, fd int) {
@@ -216,18 +220,18 @@ func TestRefusedIsTold(t *testing.T) {
 			if h2 {
 				serve = l.ServeHTTP2
 			}
-			info := &ConnInfo{Pod: pod, Loop: l, Pool: &exchange.Pool{Service: v}, OnRefused: func(_ *ConnInfo, status int) { told <- status }}
+			info := &ConnInfo{Pod: pod, Loop: l, Pool: &exchange.Pool{Service: v}, OnRefused: func(_ *ConnInfo, status int, why error) { told <- refusal{status, FaultOf(why)} }}
 			if err := serve(fd, nil, info, nil); err != nil {
 				unix.Close(fd)
 			}
 		})
 	}
-	want := func(what string, status int) {
+	want := func(what string, status int, why string) {
 		t.Helper()
 		select {
 		case got := <-told:
-			if got != status {
-				t.Errorf("%s: told of %d, want %d", what, got, status)
+			if got.status != status || !strings.Contains(got.why, why) {
+				t.Errorf("%s: told of %v, want %d and %s", what, got, status, why)
 			}
 		case <-time.After(20 * time.Second):
 			t.Fatalf("%s: nobody was told", what)
@@ -237,20 +241,25 @@ func TestRefusedIsTold(t *testing.T) {
 	for _, tt := range []struct {
 		what, bytes string
 		status      int
+		why         string
 	}{
-		{"no HTTP", "nonsense\r\n\r\n", 400},
-		{"two lengths", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400},
-		{"a long target", "GET /" + strings.Repeat("a", 20<<10) + " HTTP/1.1\r\nHost: a\r\n\r\n", 414},
-		{"many fields", "GET / HTTP/1.1\r\nHost: a\r\n" + strings.Repeat("x: y\r\n", 200) + "\r\n", 431},
+		{"no HTTP", "nonsense\r\n\r\n", 400, "malformed method: want a token and one space (RFC 9112 3.1); in the first line, byte 0x0d"},
+		{"two lengths", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, "several Content-Length"},
+		{"a long target", "GET /" + strings.Repeat("a", 20<<10) + " HTTP/1.1\r\nHost: a\r\n\r\n", 414, "target is too long: shorten the URL; at most 16384 bytes"},
+		{"many fields", "GET / HTTP/1.1\r\nHost: a\r\n" + strings.Repeat("x: y\r\n", 200) + "\r\n", 431, "too many field lines: send fewer; at most 100"},
 	} {
 		c, err := net.Dial("tcp", h1)
 		if err != nil {
 			t.Fatal(err)
 		}
 		io.WriteString(c, tt.bytes)
-		want(tt.what, tt.status)
-		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.HasPrefix(line, fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
+		want(tt.what, tt.status, tt.why)
+		br := bufio.NewReader(c)
+		if line, err := br.ReadString('\n'); err != nil || !strings.HasPrefix(line, fmt.Sprintf("HTTP/1.1 %d ", tt.status)) {
 			t.Errorf("%s: %q %v", tt.what, line, err)
+		}
+		if rest, _ := io.ReadAll(br); !strings.HasSuffix(string(rest), tt.why+"\n") && !strings.Contains(string(rest), "\r\n\r\n"+tt.why) {
+			t.Errorf("%s: the client reads %q", tt.what, rest)
 		}
 		c.Close()
 	}
@@ -272,15 +281,20 @@ func TestRefusedIsTold(t *testing.T) {
 	if err := p.flush(); err != nil {
 		t.Fatal(err)
 	}
-	want("many fields of HTTP/2", 431)
+	want("many fields of HTTP/2", 431, "too many fields: send fewer; at most 100")
+	p.head(3, true, ":method", "GET", ":scheme", "http", ":authority", "a", ":path", "/", "x y", "z")
+	if err := p.flush(); err != nil {
+		t.Fatal(err)
+	}
+	want("a space in a name of HTTP/2", 400, "field 'x y', byte 0x20")
 	io.WriteString(dial(), oracle.ClientPreface+"\x00\x00\x01\x04\x00\x00\x00\x00\x00x") // SETTINGS of one byte
-	want("a broken frame", 400)
+	want("a broken frame", 400, "SETTINGS of a wrong length (6.5)")
 	if n := v.begun.Load(); n != 0 {
 		t.Errorf("%d requests began", n)
 	}
 	select {
 	case got := <-told:
-		t.Errorf("told once more, of %d", got)
+		t.Errorf("told once more, of %v", got)
 	default:
 	}
 }

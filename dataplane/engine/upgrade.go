@@ -155,21 +155,21 @@ func (c *h1client) ask(h *httpmsg.Head) *httpmsg.Head {
 	return &own
 }
 
-// switched judges a 101, and opens the tunnel; false: nobody asked for what it says.
-func (c *h1client) switched(h *httpmsg.Head) bool {
+// switched judges a 101, and opens the tunnel; or gives what is wrong with it.
+func (c *h1client) switched(h *httpmsg.Head) error {
 	if !c.asks || !bytes.EqualFold(h.Upgrade, c.x.Req.Upgrade) {
-		return false
+		return strangeSwitch
 	}
 	if c.accept != nil {
 		if v, _ := h.Get(string(fieldWSAccept)); !bytes.Equal(v, c.accept) {
-			return false
+			return badAccept
 		}
 		h.Del(string(fieldWSAccept))
 	}
 	h.Upgrade = c.x.Req.Upgrade
 	c.startTunnel()
 	c.inBody, c.resF, c.noReuse = true, http1.ToClose, true
-	return true
+	return nil
 }
 
 // appEnded: the application has ended its side of the tunnel.
@@ -265,7 +265,7 @@ func (c *h2conn) extended(s *http2.Stream, h *httpmsg.Head, end bool) bool {
 			s.Reset(http2.NoError)
 		}
 		if c.info.OnRefused != nil {
-			c.info.OnRefused(c.info, 501)
+			c.info.OnRefused(c.info, 501, strangeTunnel)
 		}
 		return false
 	}

@@ -192,6 +192,9 @@ const (
 	maxInterim = 64 // 1xx heads of one response: more is no progress (as http2 bounds them)
 )
 
+// errInterims is Cause of an answer with too many 1xx heads.
+const errInterims = httpmsg.Flaw("too many interim responses; at most 64")
+
 // Begin starts an exchange for the request head h that arrived on down; end:
 // it has no body, and asks for no tunnel. conn is kept in Conn, now in Start. Ask comes next.
 func (p *Pool) Begin(down Stream, h *httpmsg.Head, end bool, conn any, now int64) *Exchange {
@@ -484,6 +487,7 @@ func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
 	grant := x.asks && h.Status == 101
 	if h.Status < 200 && !grant {
 		if x.interims++; x.interims > maxInterim { // queued without bound for a client that does not read
+			x.Cause = errInterims
 			x.up.Abort(Protocol)
 			x.ResponseGone(Protocol)
 			return

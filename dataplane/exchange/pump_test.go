@@ -1085,6 +1085,8 @@ func (a *adapter) offerTrailers(f []httpmsg.Field) bool {
 	return a.x.RequestTrailers(f)
 }
 
+func (d *driver2) OnRefused(int, *http2.StreamError) {}
+
 func (d *driver2) OnReset(s *http2.Stream, code http2.Code) {
 	a, _ := s.User.(*adapter)
 	if a == nil || a.dead {
@@ -1591,6 +1593,8 @@ func (p *peer2) answer(s *http2.Stream, t *talk) {
 	}
 	p.more(s, t)
 }
+
+func (p *peer2) OnRefused(int, *http2.StreamError) {}
 
 func (p *peer2) OnReset(s *http2.Stream, code http2.Code) {
 	t, _ := s.User.(*talk)

@@ -99,8 +99,10 @@ func (r *BodyReader) Next(b []byte) (run []byte, used int, done bool, err error)
 				r.state = chunkSizeLF
 			case c == ';' && r.digits > 0:
 				r.state = chunkExt
+			case d < 16:
+				return r.fail(longChunkSize, "")
 			default:
-				return r.fail(badChunkSize)
+				return r.fail(badChunkSize, byteAt(c))
 			}
 			used++
 
@@ -108,15 +110,15 @@ func (r *BodyReader) Next(b []byte) (run []byte, used int, done bool, err error)
 			if c == '\r' {
 				r.state = chunkSizeLF
 			} else if httpmsg.BadValue[c] {
-				return r.fail(badExtension)
+				return r.fail(badExtension, byteAt(c))
 			} else if r.ext++; r.ext > maxExtensions {
-				return r.fail(longExtensions)
+				return r.fail(longExtensions, "")
 			}
 			used++
 
 		case chunkSizeLF:
 			if c != '\n' {
-				return r.fail(badCR)
+				return r.fail(badCR, "in the line of a chunk size, "+byteAt(c))
 			}
 			used++
 			r.digits = 0
@@ -126,14 +128,14 @@ func (r *BodyReader) Next(b []byte) (run []byte, used int, done bool, err error)
 
 		case chunkCR:
 			if c != '\r' {
-				return r.fail(badChunkEnd)
+				return r.fail(badChunkEnd, byteAt(c))
 			}
 			r.state = chunkLF
 			used++
 
 		case chunkLF:
 			if c != '\n' {
-				return r.fail(badChunkEnd)
+				return r.fail(badChunkEnd, byteAt(c))
 			}
 			r.state = chunkSize
 			used++
@@ -141,7 +143,12 @@ func (r *BodyReader) Next(b []byte) (run []byte, used int, done bool, err error)
 		case trailerLines:
 			k, end, bad := r.trailerLine(b[used:])
 			if bad != nil {
-				return r.fail(bad)
+				where := ""
+				switch bad {
+				case badLineEnd, badCR, badName, folded, badValue:
+					where = "in the trailers, " + bad.place(r.arena, k, false)
+				}
+				return r.fail(bad, where)
 			}
 			used += k
 			if end {
@@ -154,10 +161,12 @@ func (r *BodyReader) Next(b []byte) (run []byte, used int, done bool, err error)
 }
 
 // fail makes bad the answer from now on.
-func (r *BodyReader) fail(bad *fault) ([]byte, int, bool, error) {
-	r.state, r.err = failed, &bad.request
+func (r *BodyReader) fail(bad *fault, where string) ([]byte, int, bool, error) {
+	r.state, r.err = failed, bad.in(false, where)
 	return nil, 0, false, r.err
 }
+
+func byteAt(c byte) string { return string(httpmsg.AppendByte(nil, c)) }
 
 // Unread says that the last n bytes of the data that Next just returned were
 // not taken: they will be presented again, so count them off what it used. A
@@ -193,7 +202,7 @@ func (r *BodyReader) Held() int {
 const fieldSize = 48 // bytes of a field beside its text
 
 // trailerLine takes the next line of the trailer section, or what there is of
-// it, into the arena. end: it was the empty one.
+// it, into the arena. end: it was the empty one. With a fault used is the byte of the arena that it is about.
 func (r *BodyReader) trailerLine(b []byte) (used int, end bool, bad *fault) {
 	used = len(b)
 	i := bytes.IndexByte(b, '\n')
@@ -209,7 +218,7 @@ func (r *BodyReader) trailerLine(b []byte) (used int, end bool, bad *fault) {
 	}
 	a := r.arena
 	if len(a) < 2 || a[len(a)-2] != '\r' {
-		return 0, false, badLineEnd
+		return len(a) - 1, false, badLineEnd
 	}
 	if len(a) > 2 && a[len(a)-3] != '\n' {
 		if r.lines++; r.lines > maxTrailers {
@@ -220,7 +229,7 @@ func (r *BodyReader) trailerLine(b []byte) (used int, end bool, bad *fault) {
 	for i := 0; i < len(a)-2; {
 		name, value, next, bad := fieldLine(a, i)
 		if bad != nil {
-			return 0, false, bad
+			return next, false, bad
 		}
 		i = next
 		if !barred(name) {

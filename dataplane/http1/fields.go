@@ -25,6 +25,7 @@ type section struct {
 	host    []byte
 	upgrade []byte
 	length  int64
+	at      int // with a fault: the byte that it is about
 
 	hosts, upgrades, options int
 
@@ -41,6 +42,7 @@ func (s *section) parse(b []byte, i int, h *httpmsg.Head) *fault {
 	for i < len(b)-2 {
 		name, value, next, bad := fieldLine(b, i)
 		if bad != nil {
+			s.at = next
 			return bad
 		}
 		i = next
@@ -97,7 +99,7 @@ func (s *section) parse(b []byte, i int, h *httpmsg.Head) *fault {
 }
 
 // fieldLine parses the field line at b[i], makes its name lower case, and
-// returns where the next one starts. b must end with CRLF.
+// returns where the next one starts, or with a fault the byte that it is about. b must end with CRLF.
 func fieldLine(b []byte, i int) (name, value []byte, next int, bad *fault) {
 	j := i
 	for {
@@ -110,9 +112,9 @@ func fieldLine(b []byte, i int) (name, value []byte, next int, bad *fault) {
 	}
 	if b[j] != ':' || j == i {
 		if j == i && (b[j] == ' ' || b[j] == '\t') {
-			return nil, nil, 0, folded
+			return nil, nil, j, folded
 		}
-		return nil, nil, 0, badName
+		return nil, nil, j, badName
 	}
 	v := j + 1
 	for b[v] == ' ' || b[v] == '\t' {
@@ -120,10 +122,10 @@ func fieldLine(b []byte, i int) (name, value []byte, next int, bad *fault) {
 	}
 	e := control(b, v)
 	if b[e] != '\r' {
-		return nil, nil, 0, badValue
+		return nil, nil, e, badValue
 	}
 	if b[e+1] != '\n' {
-		return nil, nil, 0, badCR
+		return nil, nil, e + 1, badCR
 	}
 	next = e + 2
 	for e > v && (b[e-1] == ' ' || b[e-1] == '\t') {

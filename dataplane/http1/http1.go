@@ -28,7 +28,11 @@
 //   - Field names are written in lower case, but for those that make an upgrade.
 package http1
 
-import "aether/dataplane/httpmsg"
+import (
+	"bytes"
+
+	"aether/dataplane/httpmsg"
+)
 
 // Framing says how the end of a message's body is found (RFC 9112 6.3).
 type Framing uint8
@@ -79,31 +83,93 @@ const (
 )
 
 // Error is why bytes are not an acceptable message. The connection they came
-// from cannot be read any further and must be closed. Errors are package
-// variables: one per cause, comparable, never modified.
+// from cannot be read any further and must be closed. Two errors of one cause
+// are the same to errors.Is, wherever in the message the cause was.
 type Error struct {
 	// Status that answers the fault: 400, 414, 431, 501 or 505 for a request,
 	// 502 for a response. A BodyReader does not know its direction and always
 	// says 400 or 431; for the body of a response read 502.
 	Status int
 	Reason string // what is wrong and what is expected instead; a closed set
+	Where  string // the field, the byte or the limit, as Reason does not name it; printable, at most httpmsg.MaxWhere bytes
 }
 
-// Error says what is wrong.
-func (e *Error) Error() string { return "http1: " + e.Reason }
+// Error tells what is wrong, and where.
+func (e *Error) Error() string { return "http1: " + e.Fault() }
+
+// Fault is Error without the name of the package: for the peer that sent the message, and for logs.
+func (e *Error) Fault() string {
+	if e.Where == "" {
+		return e.Reason
+	}
+	return e.Reason + "; " + e.Where
+}
+
+// Is reports whether target has the same cause.
+func (e *Error) Is(target error) bool {
+	o, ok := target.(*Error)
+	return ok && o.Status == e.Status && o.Reason == e.Reason
+}
 
 // fault is one cause in its two directions.
 type fault struct{ request, response Error }
 
 func newFault(status int, reason string) *fault {
-	return &fault{Error{status, reason}, Error{502, reason}}
+	return &fault{Error{Status: status, Reason: reason}, Error{Status: 502, Reason: reason}}
 }
 
-func (f *fault) in(response bool) *Error {
+// in is f in one direction. where is what the reason leaves open; most reasons leave nothing open.
+func (f *fault) in(response bool, where string) *Error {
+	e := &f.request
 	if response {
-		return &f.response
+		e = &f.response
 	}
-	return &f.request
+	if where == "" {
+		return e
+	}
+	return &Error{e.Status, e.Reason, where}
+}
+
+// place describes the byte at b[at], in a section whose lines are fields but for the first where first says so.
+func (f *fault) place(b []byte, at int, first bool) string {
+	line, start := 0, 0
+	for i, c := range b[:at] {
+		if c == '\n' {
+			line, start = line+1, i+1
+		}
+	}
+	w := make([]byte, 0, httpmsg.MaxWhere)
+	switch {
+	case first && line == 0:
+		w = append(w, "in the first line"...)
+	case b[start] == '\r':
+		w = append(w, "in an empty line"...)
+	case f == folded && start == 0:
+		w = append(w, "before the first field"...)
+	case f == folded:
+		w = append(w, "after "...)
+		if first && line == 1 {
+			w = append(w, "the first line"...)
+			break
+		}
+		w = append(w, "field "...)
+		w = httpmsg.AppendName(w, fieldName(b[bytes.LastIndexByte(b[:start-1], '\n')+1:]))
+	default:
+		w = append(w, "field "...)
+		w = httpmsg.AppendName(w, fieldName(b[start:]))
+	}
+	if f != badLineEnd { // whose byte the reason names
+		w = httpmsg.AppendByte(append(w, ", "...), b[at])
+	}
+	return string(w)
+}
+
+// fieldName is what stands before the colon of the field line that b begins with, or all of the line.
+func fieldName(b []byte) []byte {
+	if i := bytes.IndexAny(b, ":\r\n"); i >= 0 {
+		return b[:i]
+	}
+	return b
 }
 
 // The causes. The text is for whoever runs the sender.
@@ -138,6 +204,7 @@ var (
 	manyOptions   = newFault(400, "Connection names too many fields: at most 32")
 
 	badChunkSize   = newFault(400, "malformed chunk size: want 1 to 15 hexadecimal digits, then CRLF or an extension (RFC 9112 7.1)")
+	longChunkSize  = newFault(400, "chunk size has more than 15 digits (RFC 9112 7.1)")
 	badChunkEnd    = newFault(400, "chunk data is not followed by CRLF (RFC 9112 7.1)")
 	badExtension   = newFault(400, "control character in a chunk extension (RFC 9112 7.1.1)")
 	longExtensions = newFault(400, "chunk extensions are too long: at most 16384 bytes a body")

@@ -3,6 +3,7 @@ package http1
 import (
 	"bytes"
 	"cmp"
+	"strconv"
 
 	"aether/dataplane/httpmsg"
 )
@@ -23,6 +24,7 @@ type Parser struct {
 	line   uint32 // start of the present line
 	sp1    uint32 // the space after the method
 	sp2    uint32 // the space after the target
+	at     uint32 // with a fault: the byte that it is about
 }
 
 type phase uint8
@@ -50,7 +52,7 @@ func (p *Parser) Request(b []byte, h *httpmsg.Head) (n int, f Framing, err error
 	if n > 0 {
 		f, bad = p.request(b[:n], h)
 	}
-	return p.finish(n, f, bad, false)
+	return p.finish(b, n, f, bad, false)
 }
 
 // Response parses the head of a response from the start of b, like Request.
@@ -59,21 +61,51 @@ func (p *Parser) Request(b []byte, h *httpmsg.Head) (n int, f Framing, err error
 func (p *Parser) Response(b []byte, h *httpmsg.Head, headRequest bool) (n int, f Framing, err error) {
 	n, bad := p.scan(b, true)
 	if n > 0 {
-		f, bad = response(b[:n], h, headRequest)
+		f, bad = p.response(b[:n], h, headRequest)
 	}
-	return p.finish(n, f, bad, true)
+	return p.finish(b, n, f, bad, true)
 }
 
 // finish readies p for the next head, unless this one goes on.
-func (p *Parser) finish(n int, f Framing, bad *fault, response bool) (int, Framing, error) {
+func (p *Parser) finish(b []byte, n int, f Framing, bad *fault, response bool) (int, Framing, error) {
 	if n == 0 && bad == nil {
 		return 0, None, nil
 	}
-	*p = Parser{Limits: p.Limits}
+	var err error
 	if bad != nil {
-		return 0, None, bad.in(response)
+		n, f, err = 0, None, bad.in(response, p.where(b, bad))
 	}
-	return n, f, nil
+	*p = Parser{Limits: p.Limits}
+	return n, f, err
+}
+
+// where names what the reason of bad leaves open: the limit, or the byte and its field.
+func (p *Parser) where(b []byte, bad *fault) string {
+	switch bad {
+	case longHead:
+		return atMost(cmp.Or(p.Limits.MaxHead, defaultMaxHead), "bytes")
+	case manyFields:
+		return atMost(cmp.Or(p.Limits.MaxFields, defaultMaxFields), "")
+	case longTarget:
+		return atMost(cmp.Or(p.Limits.MaxTarget, defaultMaxTarget), "bytes")
+	case badLineEnd, badCR, badMethod, badTarget, badVersion, otherVersion, badStatusLine, badReason, badName, folded, badValue:
+		return bad.place(b[p.start:], int(p.at-p.start), true)
+	}
+	return ""
+}
+
+func atMost(n int, unit string) string {
+	s := "at most " + strconv.Itoa(n)
+	if unit != "" {
+		s += " " + unit
+	}
+	return s
+}
+
+// bad makes the byte at b[at] the one that f is about.
+func (p *Parser) bad(f *fault, at int) *fault {
+	p.at = uint32(at)
+	return f
 }
 
 // scan looks for the end of the head in b, going on from where it stopped, and
@@ -115,7 +147,7 @@ func (p *Parser) requestLine(b []byte) *fault {
 		}
 		if b[0] == '\r' && !p.Blank {
 			if b[1] != '\n' {
-				return badCR
+				return p.bad(badCR, 1)
 			}
 			i, p.start = 2, 2
 		}
@@ -132,7 +164,7 @@ func (p *Parser) requestLine(b []byte) *fault {
 				break
 			}
 			if httpmsg.Lower[c] == 0 {
-				return badMethod
+				return p.bad(badMethod, i)
 			}
 			if i-int(p.start) == maxMethod {
 				return longMethod
@@ -154,7 +186,7 @@ func (p *Parser) requestLine(b []byte) *fault {
 				if c == ' ' && i > first {
 					break
 				}
-				return badTarget
+				return p.bad(badTarget, i)
 			}
 			if i == most {
 				return longTarget
@@ -168,19 +200,29 @@ func (p *Parser) requestLine(b []byte) *fault {
 	if len(v) < size {
 		p.pos = p.sp2 + 1
 		if bytes.IndexByte(v, '\n') >= 0 {
-			return badVersion
+			return p.bad(badVersion, p.noVersion(v))
 		}
 		return nil
 	}
 	if string(v[:7]) != "HTTP/1." || v[7] != '1' && v[7] != '0' || v[8] != '\r' || v[9] != '\n' {
 		if string(v[:5]) == "HTTP/" && isDigit(v[5]) && v[6] == '.' && isDigit(v[7]) && v[8] == '\r' && v[9] == '\n' {
-			return otherVersion
+			return p.bad(otherVersion, p.noVersion(v))
 		}
-		return badVersion
+		return p.bad(badVersion, p.noVersion(v))
 	}
 	p.phase, p.pos = inFields, p.sp2+1+uint32(size)
 	p.line = p.pos
 	return nil
+}
+
+// noVersion is the index of the first byte of v, which follows the target, that makes it no version of ours.
+func (p *Parser) noVersion(v []byte) int {
+	const want = "HTTP/1.v\r\n" // v: 0 or 1
+	i := 0
+	for i < len(v)-1 && (v[i] == want[i] || want[i] == 'v' && (v[i] == '0' || v[i] == '1')) {
+		i++
+	}
+	return int(p.sp2) + 1 + i
 }
 
 // statusLine judges the status line up to the code; lines sees to its end.
@@ -201,7 +243,7 @@ func (p *Parser) statusLine(b []byte) *fault {
 			ok = c == form[i]
 		}
 		if !ok {
-			return badStatusLine
+			return p.bad(badStatusLine, i)
 		}
 	}
 	if len(b) >= len(form) {
@@ -217,7 +259,7 @@ func (p *Parser) lines(b []byte) (int, *fault) {
 	for {
 		if line+1 < len(b) && b[line] == '\r' {
 			if b[line+1] != '\n' {
-				return 0, badCR
+				return 0, p.bad(badCR, line+1)
 			}
 			return line + 2, nil
 		}
@@ -227,7 +269,7 @@ func (p *Parser) lines(b []byte) (int, *fault) {
 			return 0, nil
 		}
 		if pos += i; b[pos-1] != '\r' {
-			return 0, badLineEnd
+			return 0, p.bad(badLineEnd, pos)
 		}
 		if p.fields++; p.fields > most {
 			return 0, manyFields
@@ -245,7 +287,7 @@ func (p *Parser) request(b []byte, h *httpmsg.Head) (Framing, *fault) {
 	h.Minor = b[p.sp2+8] - '0'
 	var s section
 	if bad := s.parse(b, int(p.sp2)+11, h); bad != nil {
-		return None, bad
+		return None, p.bad(bad, s.at)
 	}
 	switch {
 	case s.hosts > 1:
@@ -353,17 +395,17 @@ func otherForm(target []byte, h *httpmsg.Head) *fault {
 }
 
 // response parses the whole head b, whose lines scan has found.
-func response(b []byte, h *httpmsg.Head, headRequest bool) (Framing, *fault) {
+func (p *Parser) response(b []byte, h *httpmsg.Head, headRequest bool) (Framing, *fault) {
 	h.Reset()
 	h.Minor = b[7] - '0'
 	h.Status = int(b[9]-'0')*100 + int(b[10]-'0')*10 + int(b[11]-'0')
 	end := control(b, 12)
 	if b[end] != '\r' || b[end+1] != '\n' {
-		return None, badReason
+		return None, p.bad(badReason, end)
 	}
 	s := section{response: true}
 	if bad := s.parse(b, end+2, h); bad != nil {
-		return None, bad
+		return None, p.bad(bad, s.at)
 	}
 	h.Close = s.close || h.Minor == 0 && !s.keepAlive
 	if h.Status == 101 && h.Minor != 0 && s.upgrades == 1 && len(s.upgrade) > 0 {

@@ -231,7 +231,7 @@ func TestRequestRefused(t *testing.T) {
 			var p Parser
 			var h httpmsg.Head
 			n, _, err := p.Request([]byte(tt.in), &h)
-			if err != error(&tt.want.request) || n != 0 {
+			if !errors.Is(err, &tt.want.request) || n != 0 {
 				t.Errorf("n %d, %v\nwant %v", n, err, &tt.want.request)
 			}
 			if p != (Parser{}) {
@@ -249,10 +249,10 @@ func TestErrorStatus(t *testing.T) {
 		want[f] = 400
 	}
 	for f, status := range want {
-		if got := f.in(false).Status; got != status {
+		if got := f.in(false, "").Status; got != status {
 			t.Errorf("request, %q: %d, want %d", f.request.Reason, got, status)
 		}
-		if got := f.in(true).Status; got != 502 {
+		if got := f.in(true, "").Status; got != 502 {
 			t.Errorf("response, %q: %d, want 502", f.request.Reason, got)
 		}
 	}
@@ -346,7 +346,7 @@ func TestResponseRefused(t *testing.T) {
 			var p Parser
 			var h httpmsg.Head
 			n, _, err := p.Response([]byte(tt.in), &h, false)
-			if err != error(&tt.want.response) || n != 0 {
+			if !errors.Is(err, &tt.want.response) || n != 0 {
 				t.Errorf("n %d, %v\nwant %v", n, err, &tt.want.response)
 			}
 		})
@@ -388,7 +388,7 @@ func TestLimits(t *testing.T) {
 				if err != nil || n != len(tt.in) {
 					t.Fatalf("n %d of %d, %v", n, len(tt.in), err)
 				}
-			} else if err != error(&tt.want.request) {
+			} else if !errors.Is(err, &tt.want.request) {
 				t.Fatalf("n %d, %v; want %v", n, err, &tt.want.request)
 			}
 			if p.Limits != tt.limits {
@@ -402,7 +402,7 @@ func TestLimits(t *testing.T) {
 		if n, _, err := p.Response([]byte(in+end), new(httpmsg.Head), false); n == 0 || err != nil {
 			t.Errorf("two fields: n %d, %v", n, err)
 		}
-		if _, _, err := p.Response([]byte(in+"C: 1\r\n"), new(httpmsg.Head), false); err != error(&manyFields.response) {
+		if _, _, err := p.Response([]byte(in+"C: 1\r\n"), new(httpmsg.Head), false); !errors.Is(err, &manyFields.response) {
 			t.Errorf("three fields: %v", err)
 		}
 	})
@@ -424,7 +424,7 @@ func TestBlank(t *testing.T) {
 		switch n, _, err := p.Request([]byte(tt.in), &h); {
 		case tt.want == nil && (n != len(tt.in) || err != nil):
 			t.Errorf("%q: n %d, %v", tt.in, n, err)
-		case tt.want != nil && err != error(&tt.want.request):
+		case tt.want != nil && !errors.Is(err, &tt.want.request):
 			t.Errorf("%q: %v, want %v", tt.in, err, tt.want.request.Reason)
 		}
 		if n, _, err := p.Request([]byte("\r\n"+get), &h); n != len(get)+2 || err != nil {

@@ -85,6 +85,9 @@ type Conn struct {
 	rapid    int  // streams reset before their answer: by the peer (server), by us (client)
 	overfull bool // more than maxHeads is queued: Feed ends the connection
 
+	faulty *Stream // during its OnReset: the peer broke the protocol on it, as fault tells
+	fault  *StreamError
+
 	pings, pongs uint64
 
 	paused bool
@@ -282,11 +285,13 @@ func (c *Conn) goAway(code Code, debug string) {
 	c.out = append(appendUint32(c.out, uint32(code)), debug...)
 }
 
+const aborted = "aborted by its driver"
+
 // Abort ends the connection without a word to the peer, for when the transport
 // is gone: every open stream gets OnReset(code), Out is empty, Feed fails.
 func (c *Conn) Abort(code Code) {
 	if c.err == nil {
-		c.err = &ConnError{code, "aborted by its driver"}
+		c.err = &ConnError{code, aborted}
 	}
 	c.out, c.off = nil, 0
 	c.doom(func(*Stream) bool { return true }, code)

@@ -12,15 +12,16 @@ import (
 // recorder is a Handler that writes down its events, one line each, and lets a
 // test act in them. Pieces of a body that follow each other are one line.
 type recorder struct {
-	log     []string
-	onHead  func(s *Stream, h *httpmsg.Head, end bool)
-	onData  func(s *Stream, p []byte, end bool)
-	onTrail func(s *Stream, f []httpmsg.Field)
-	onReset func(s *Stream, code Code)
-	onWrite func(s *Stream)
-	streams map[uint32]*Stream
-	body    *bytes.Buffer // of the last line, when that is data
-	bodyID  uint32
+	log       []string
+	onHead    func(s *Stream, h *httpmsg.Head, end bool)
+	onData    func(s *Stream, p []byte, end bool)
+	onTrail   func(s *Stream, f []httpmsg.Field)
+	onReset   func(s *Stream, code Code)
+	onRefused func(status int, why *StreamError)
+	onWrite   func(s *Stream)
+	streams   map[uint32]*Stream
+	body      *bytes.Buffer // of the last line, when that is data
+	bodyID    uint32
 }
 
 func (r *recorder) add(s *Stream, format string, args ...any) {
@@ -119,6 +120,12 @@ func (r *recorder) OnReset(s *Stream, code Code) {
 	}
 }
 
+func (r *recorder) OnRefused(status int, why *StreamError) {
+	if r.onRefused != nil {
+		r.onRefused(status, why)
+	}
+}
+
 func (r *recorder) OnWritable(s *Stream) {
 	r.add(s, "writable")
 	if r.onWrite != nil {
@@ -207,6 +214,7 @@ func (e *echo) OnData(s *Stream, p []byte, end bool) {
 }
 func (e *echo) OnTrailers(*Stream, []httpmsg.Field) {}
 func (e *echo) OnReset(*Stream, Code)               {}
+func (e *echo) OnRefused(int, *StreamError)         {}
 func (e *echo) OnWritable(*Stream)                  {}
 func (e *echo) OnGoAway(uint32, Code)               {}
 

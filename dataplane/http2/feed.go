@@ -211,10 +211,12 @@ func (c *Conn) idle(id uint32) bool {
 }
 
 // streamError resets a stream on which the peer broke the protocol (5.4.2).
-func (c *Conn) streamError(s *Stream, code Code) {
-	c.out = appendReset(c.out, s.id, code)
+func (c *Conn) streamError(s *Stream, why *StreamError) {
+	c.out = appendReset(c.out, s.id, why.Code)
 	c.drop(s, true)
-	c.h.OnReset(s, code)
+	c.faulty, c.fault = s, why
+	c.h.OnReset(s, why.Code)
+	c.faulty, c.fault = nil, nil
 	c.provoke()
 }
 
@@ -260,17 +262,19 @@ func (c *Conn) beginData(flags byte, id uint32, length int, hd []byte) {
 		c.useful()
 	}
 	c.recvWin -= int64(length)
-	code := NoError
+	code, reason := NoError, ""
 	switch {
 	case s == nil && c.closed.get(id) == endedWell || s != nil && s.recvEnd:
-		code = StreamClosed
+		code, reason = StreamClosed, afterEnd
 	case s == nil:
 	case !s.recvHead:
-		code = ProtocolError
+		code, reason = ProtocolError, beforeHead
 	case int64(length) > s.recvWin:
-		code = FlowControlError
-	case s.left >= 0 && (int64(data) > s.left || end && int64(data) != s.left):
-		code = ProtocolError // content-length, RFC 9113 8.1.1
+		code, reason = FlowControlError, overWindow
+	case s.left >= 0 && int64(data) > s.left:
+		code, reason = ProtocolError, longBody
+	case s.left >= 0 && end && int64(data) != s.left:
+		code, reason = ProtocolError, shortBody
 	}
 	if s == nil || code != NoError {
 		c.dataID, c.dataLeft, c.padLeft = 0, 0, data+pad // skip, but it counts
@@ -278,7 +282,7 @@ func (c *Conn) beginData(flags byte, id uint32, length int, hd []byte) {
 		switch {
 		case code == NoError:
 		case s != nil:
-			c.streamError(s, code)
+			c.streamError(s, &StreamError{Code: code, Reason: reason})
 		default:
 			c.out = appendReset(c.out, id, code)
 			c.closed.add(id, true)
@@ -400,7 +404,7 @@ func (c *Conn) block(id uint32, p []byte, end bool) {
 	s := c.stream(id)
 	switch {
 	case s != nil && s.recvEnd:
-		c.streamError(s, StreamClosed)
+		c.streamError(s, &StreamError{Code: StreamClosed, Reason: afterEnd})
 	case s != nil && s.recvHead:
 		c.trailers(s, tooLarge, end)
 	case s != nil:
@@ -430,6 +434,7 @@ func (c *Conn) block(id uint32, p []byte, end bool) {
 
 // request handles the head of a new request.
 func (c *Conn) request(id uint32, tooLarge, end bool) {
+	var why *StreamError
 	switch {
 	case c.goingAway || c.open >= int(c.cfg.MaxStreams):
 		c.stats.Refused++
@@ -441,14 +446,16 @@ func (c *Conn) request(id uint32, tooLarge, end bool) {
 		}
 		return
 	case !tooLarge:
-		left, ok := c.requestHead(end)
-		if !ok {
-			c.out = appendReset(c.out, id, ProtocolError)
+		left, bad := c.requestHead(end)
+		if bad != nil {
+			c.out = appendReset(c.out, id, bad.Code)
 			c.closed.add(id, true)
+			c.h.OnRefused(400, bad)
 			c.provoke()
 			return
 		}
 		if len(c.head.Fields) > c.cfg.MaxFields {
+			why = tooMany(manyFields, c.cfg.MaxFields, "")
 			break
 		}
 		c.useful()
@@ -459,6 +466,9 @@ func (c *Conn) request(id uint32, tooLarge, end bool) {
 		return
 	}
 	// 431 (RFC 6585 5): the Handler never sees the request.
+	if why == nil {
+		why = tooMany(largeHead, c.cfg.MaxHeader, " bytes")
+	}
 	c.stats.TooLarge++
 	grpc := tooLarge && c.dec.Marked(markGRPC)
 	if !tooLarge {
@@ -481,6 +491,7 @@ func (c *Conn) request(id uint32, tooLarge, end bool) {
 		c.out = appendReset(c.out, id, NoError)
 	}
 	c.closed.add(id, true)
+	c.h.OnRefused(431, why)
 	c.answered()
 }
 
@@ -488,21 +499,23 @@ func (c *Conn) request(id uint32, tooLarge, end bool) {
 func (c *Conn) response(s *Stream, tooLarge, end bool) {
 	if tooLarge {
 		c.stats.TooLarge++
-		c.streamError(s, ProtocolError)
+		c.streamError(s, tooMany(largeHead, c.cfg.MaxHeader, " bytes"))
 		return
 	}
-	left, ok := c.responseHead(s, end)
-	if ok && len(c.head.Fields) > c.cfg.MaxFields {
+	left, bad := c.responseHead(s, end)
+	if bad == nil && len(c.head.Fields) > c.cfg.MaxFields {
 		c.stats.TooLarge++
-		ok = false
+		bad = tooMany(manyFields, c.cfg.MaxFields, "")
 	}
-	if !ok {
-		c.streamError(s, ProtocolError)
+	if bad != nil {
+		c.streamError(s, bad)
 		return
 	}
 	if c.head.Status < 200 {
 		if s.interim++; s.interim > maxInterim {
-			c.streamError(s, EnhanceYourCalm)
+			why := tooMany(manyInterim, maxInterim, "")
+			why.Code = EnhanceYourCalm
+			c.streamError(s, why)
 			return
 		}
 	} else {
@@ -517,20 +530,34 @@ func (c *Conn) response(s *Stream, tooLarge, end bool) {
 }
 
 func (c *Conn) trailers(s *Stream, tooLarge, end bool) {
+	most := c.cfg.MaxHeader
 	if c.cfg.Server && !tooLarge {
 		size := 0
+		most = maxTrailers
 		for i := range c.fields {
 			size += len(c.fields[i].Name) + len(c.fields[i].Value) + fieldCost
 		}
 		tooLarge = size > maxTrailers
 	}
-	ok := !tooLarge && end && s.left <= 0 && !s.tunnel() && c.trailerFields()
-	if tooLarge || ok && len(c.head.Fields) > c.cfg.MaxFields {
+	var bad *StreamError
+	switch {
+	case tooLarge:
 		c.stats.TooLarge++
-		ok = false
+		bad = tooMany(largeTrailers, most, " bytes")
+	case !end:
+		bad = malformed(openTrailers, nil)
+	case s.left > 0:
+		bad = malformed(shortBody, nil)
+	case s.tunnel():
+		bad = malformed(tunnelTrailers, nil)
+	default:
+		if bad = c.trailerFields(); bad == nil && len(c.head.Fields) > c.cfg.MaxFields {
+			c.stats.TooLarge++
+			bad = tooMany(manyFields, c.cfg.MaxFields, "")
+		}
 	}
-	if !ok {
-		c.streamError(s, ProtocolError)
+	if bad != nil {
+		c.streamError(s, bad)
 		return
 	}
 	c.endReceive(s)
@@ -711,9 +738,9 @@ func (c *Conn) windowUpdate(id uint32, p []byte) {
 	switch {
 	case s == nil: // over: it was under way
 	case n == 0:
-		c.streamError(s, ProtocolError)
+		c.streamError(s, malformed(zeroWindow, nil))
 	case s.sendWin+n > maxWindow:
-		c.streamError(s, FlowControlError)
+		c.streamError(s, &StreamError{Code: FlowControlError, Reason: wideWindow})
 	default:
 		s.sendWin += n
 		if !s.want || s.sendWin <= 0 {

@@ -847,6 +847,7 @@ func (b *bulk) OnHead(s *Stream, h *httpmsg.Head, end bool) {
 func (b *bulk) OnData(s *Stream, p []byte, end bool)    { b.got += len(p); s.Credit(len(p)) }
 func (b *bulk) OnTrailers(s *Stream, f []httpmsg.Field) {}
 func (b *bulk) OnReset(s *Stream, code Code)            {}
+func (b *bulk) OnRefused(int, *StreamError)             {}
 func (b *bulk) OnGoAway(last uint32, code Code)         {}
 func (b *bulk) OnWritable(s *Stream) {
 	for b.sent < b.total {

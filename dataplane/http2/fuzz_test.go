@@ -392,6 +392,7 @@ func (d *side) OnTrailers(s *Stream, f []httpmsg.Field) {
 	d.perturb()
 }
 func (d *side) OnReset(s *Stream, code Code) { d.forget(d.talk(s)); d.perturb() }
+func (d *side) OnRefused(int, *StreamError)  { d.perturb() }
 func (d *side) OnWritable(s *Stream)         { d.push(d.talk(s)) }
 func (d *side) OnGoAway(uint32, Code)        {}
 

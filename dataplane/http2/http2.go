@@ -70,6 +70,33 @@ type ConnError struct {
 
 func (e *ConnError) Error() string { return "http2: " + e.Code.String() + ": " + e.Reason }
 
+// Fault is what the peer did, for logs.
+func (e *ConnError) Fault() string { return e.Reason }
+
+// StreamError is why a stream was reset, or a request refused: the peer broke the protocol on it, or a bound.
+// Two errors of one cause are the same to errors.Is, wherever in the message the cause was.
+type StreamError struct {
+	Code   Code
+	Reason string // what is wrong; a closed set
+	Where  string // the field, the byte or the limit, as Reason does not name it; printable, at most httpmsg.MaxWhere bytes
+}
+
+func (e *StreamError) Error() string { return "http2: " + e.Code.String() + ": " + e.Fault() }
+
+// Fault is what is wrong, and where: for the peer that sent the message, and for logs.
+func (e *StreamError) Fault() string {
+	if e.Where == "" {
+		return e.Reason
+	}
+	return e.Reason + "; " + e.Where
+}
+
+// Is reports whether target has the same cause.
+func (e *StreamError) Is(target error) bool {
+	o, ok := target.(*StreamError)
+	return ok && o.Code == e.Code && o.Reason == e.Reason
+}
+
 // Why Open gave no stream. All three mean: use another connection.
 var (
 	ErrTooManyStreams = errors.New("http2: no stream free on this connection: the limit of concurrent streams is reached")
@@ -160,8 +187,12 @@ type Handler interface {
 	// reset it (NoError after a whole response is legal, RFC 9113 8.1), it broke
 	// the protocol on this stream, the connection failed, or the peer's GOAWAY
 	// excluded it (RefusedStream: never processed). What was received and not
-	// credited is credited to the connection.
+	// credited is credited to the connection. s.Err tells what the peer did wrong.
 	OnReset(s *Stream, code Code)
+
+	// OnRefused: a request of which no stream was made (server). It was malformed, and reset (status 400), or
+	// beyond MaxHeader or MaxFields, and answered 431.
+	OnRefused(status int, why *StreamError)
 
 	// OnWritable: WriteData took less than it was given, and there is room again.
 	OnWritable(s *Stream)

@@ -152,7 +152,10 @@ func (a *app) OnWritable(s *Stream) {
 }
 
 func (a *app) OnReset(_ *Stream, code Code) { a.resets = append(a.resets, code) }
-func (a *app) OnGoAway(uint32, Code)        {}
+func (a *app) OnRefused(int, *StreamError)  {}
+
+func (c *caller) OnRefused(int, *StreamError) {}
+func (a *app) OnGoAway(uint32, Code)          {}
 
 // viaTransport is x/net's client in front of our server.
 func viaTransport(t *testing.T, cfg Config) (*http.Client, *pump, *app) {

@@ -38,6 +38,18 @@ type Stream struct {
 // WriteHead has been called.
 func (s *Stream) ID() uint32 { return s.id }
 
+// Err is, during OnReset, what the peer did wrong on the stream or on its connection: a *StreamError or a
+// *ConnError. nil: nothing of which we know; the peer reset the stream, or the driver ended the connection.
+func (s *Stream) Err() error {
+	if s.c.faulty == s {
+		return s.c.fault
+	}
+	if e := s.c.err; e != nil && e.Reason != aborted {
+		return e
+	}
+	return nil
+}
+
 // Window returns how many bytes WriteData would take now.
 func (s *Stream) Window() int {
 	if s.over || !s.sentHead || s.sentEnd {

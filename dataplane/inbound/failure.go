@@ -22,6 +22,10 @@ type failure struct {
 // that it reset the stream, with REFUSED_STREAM in the details if it says that it
 // processed nothing; UPE and UT are never retried.
 func failureOf(code exchange.Code, cause error, v *decide.Verdict) failure {
+	why := engine.FaultOf(cause)
+	if why != "" {
+		why = ": " + why
+	}
 	switch code {
 	case exchange.Connect:
 		where := "on port " + strconv.Itoa(int(v.Port)) + " of 127.0.0.1"
@@ -30,7 +34,7 @@ func failureOf(code exchange.Code, cause error, v *decide.Verdict) failure {
 		}
 		return failure{503, "UF", "upstream_connection_failure", "the application does not listen " + where + "\n"}
 	case exchange.Protocol:
-		return failure{502, "UPE", "upstream_protocol_error", "the application's answer is not valid HTTP\n"}
+		return failure{502, "UPE", "upstream_protocol_error", "the application's answer is not valid HTTP" + why + "\n"}
 	case exchange.Timeout:
 		return failure{504, "UT", "response_timeout", "the application did not answer in time\n"}
 	case exchange.Refused:
@@ -41,9 +45,9 @@ func failureOf(code exchange.Code, cause error, v *decide.Verdict) failure {
 	case exchange.Unsent: // the source, which keeps the body, sends it again
 		return failure{503, "UR", "upstream_reset_before_response_started{REFUSED_STREAM}", "the application had closed the connection before the request\n"}
 	case exchange.TooLarge:
-		return failure{503, "UR", "upstream_reset_before_response_started{ENHANCE_YOUR_CALM}", "the application reset the request\n"}
+		return failure{503, "UR", "upstream_reset_before_response_started{ENHANCE_YOUR_CALM}", "the application reset the request" + why + "\n"}
 	}
-	return failure{503, "UC", "upstream_reset_before_response_started{" + code.String() + "}", "the application closed the connection without an answer\n"}
+	return failure{503, "UC", "upstream_reset_before_response_started{" + code.String() + "}", "the application closed the connection without an answer" + why + "\n"}
 }
 
 // grpcReply makes h, with its outcome, the answer to a gRPC call: trailers only, with

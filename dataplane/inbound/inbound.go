@@ -458,6 +458,7 @@ func (in *Inbound) Failed(x *exchange.Exchange, code exchange.Code) {
 		return
 	}
 	if x.Attempts < 3 && x.Resendable(code) {
+		x.Cause = nil
 		in.deliver(x, c, rq) // the kept connection had been closed by the application
 		return
 	}
@@ -504,7 +505,10 @@ func (in *Inbound) Done(x *exchange.Exchange) {
 	if x.Ended != exchange.Nobody {
 		e.Code = x.Code.String()
 	}
-	e.Cause = rq.cause
+	e.Cause, e.Fault = rq.cause, engine.FaultOf(x.Cause)
+	if e.Cause == "" && x.Ended == exchange.Server { // amid its answer
+		e.Cause = e.Code
+	}
 	e.Outcome.Set(rq.outcome)
 	e.Version = rq.version
 	if e.Classify(); e.Failed() {
@@ -515,14 +519,14 @@ func (in *Inbound) Done(x *exchange.Exchange) {
 }
 
 // refused is engine.ConnInfo.OnRefused: what a caller sent could not be read as a request.
-func refused(info *engine.ConnInfo, status int) {
+func refused(info *engine.ConnInfo, status int, why error) {
 	c := info.User.(*conn)
 	e := &c.st.end
 	*e = journal.Entry{}
 	c.entry(e, &decide.Verdict{Action: decide.Refuse, Reason: decide.NoVerdict})
 	e.Request, e.Local, e.Status, e.Ended = true, true, status, "complete"
 	e.Loop = info.Loop.ID() + 1
-	e.Cause = engine.RefusedCause(status)
+	e.Cause, e.Fault = engine.RefusedCause(status), engine.FaultOf(why)
 	e.Version = c.snap.Version()
 	e.Classify()
 	c.in.cfg.Journal.Ended(e)

@@ -3,7 +3,7 @@
 // "why did this go there?".
 //
 //   - An Entry is a fixed value: keeping one allocates nothing, and nothing in
-//     it outlives or holds a request's memory.
+//     it outlives or holds a request's memory (Fault is a text made for it).
 //   - The ring holds the last entries only; refusals and failures have one of
 //     their own, so that ordinary traffic does not push them out, and each pod has a
 //     share of both, so that another's do not either.
@@ -72,6 +72,7 @@ type Entry struct {
 	Ended     string // who ended it first
 	Code      string // of a request that ended early: why, an exchange.Code
 	Cause     string // what went wrong, out of a closed set; empty: nothing
+	Fault     string // of a message that could not be read: the field, the byte or the limit; a text of its own, at most 400 bytes, not in any label
 	RequestID Text   // x-request-id; set where Failed
 	Flags     Flags  // Envoy's, by Classify
 	Details   string // and its response_code_details
@@ -133,6 +134,9 @@ func (e *Entry) String() string {
 	}
 	if e.Cause != "" {
 		b = append(append(b, " cause "...), e.Cause...)
+	}
+	if e.Fault != "" {
+		b = append(append(append(b, " ("...), e.Fault...), ')')
 	}
 	if !e.Outcome.Empty() {
 		b = append(append(b, " outcome "...), e.Outcome.String()...)

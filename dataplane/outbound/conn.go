@@ -340,7 +340,7 @@ func (s *sniffer) settled(kind model.Sniff, host string) {
 }
 
 // refused is engine.ConnInfo.OnRefused.
-func refused(info *engine.ConnInfo, status int) { info.User.(*conn).refused(status) }
+func refused(info *engine.ConnInfo, status int, why error) { info.User.(*conn).refused(status, why) }
 
 // closed is engine.ConnInfo.OnClose of a served connection.
 func closed(info *engine.ConnInfo) {

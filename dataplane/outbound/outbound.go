@@ -520,6 +520,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	rq := x.User.(*reqState)
 	if rq.v.Action == decide.Passthrough {
 		if x.Attempts < 2 && x.Resendable(code) {
+			x.Cause = nil
 			c.st.l.Send(x, c.pod.Engine, c.pod.Sockets, c.flow.Dst.AddrPort, c.passH2, &c.info)
 			return
 		}
@@ -528,7 +529,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 			return
 		}
 		rq.cause = cmp.Or(engine.Shortage(x.Cause), code.String())
-		o.reply(x, 503, "", "the dialled address did not answer ("+rq.cause+")\n", 14)
+		o.reply(x, 503, "", "the dialled address did not answer ("+rq.cause+")"+because(x.Cause)+"\n", 14)
 		return
 	}
 	c.st.failed(x, rq, code)
@@ -540,7 +541,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 		return
 	}
 	kind := code.String()
-	text := "the destination did not answer (" + kind + ")"
+	text := "the destination did not answer (" + kind + ")" + because(x.Cause)
 	switch {
 	case x.Cause == nil:
 	case !x.Reached(), meshhop.ReasonOf(x.Cause) == meshhop.ReasonRemote: // the handshake's end, as TLS 1.3 tells it: after the first request
@@ -556,6 +557,14 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 		return
 	}
 	o.fail(x, rq, kind, text)
+}
+
+// because is what was wrong with an answer that could not be read, to be appended to a text; "": it was not that.
+func because(cause error) string {
+	if f := engine.FaultOf(cause); f != "" {
+		return ": " + f
+	}
+	return ""
 }
 
 // Done is exchange.Service.
@@ -606,7 +615,10 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	if x.Ended != exchange.Nobody {
 		e.Code = x.Code.String()
 	}
-	e.Cause, e.Outcome = rq.cause, rq.outcome
+	e.Cause, e.Fault, e.Outcome = rq.cause, engine.FaultOf(x.Cause), rq.outcome
+	if e.Cause == "" && x.Ended == exchange.Server { // amid its answer
+		e.Cause = e.Code
+	}
 	e.Version = rq.snap.Version()
 	rq.snap = nil // a request that is over keeps no old world alive
 	rq.next = choice{}
@@ -621,7 +633,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 }
 
 // refused tells the journal of what a client sent that could not be read as a request.
-func (c *conn) refused(status int) {
+func (c *conn) refused(status int, why error) {
 	e := &c.st.end
 	*e = journal.Entry{}
 	e.At = time.Now()
@@ -630,6 +642,7 @@ func (c *conn) refused(status int) {
 	c.entry(e)
 	e.Host.SetString(c.flow.Host)
 	e.Action, e.Reason, e.Cause = decide.Refuse.String(), decide.NoVerdict.String(), engine.RefusedCause(status)
+	e.Fault = engine.FaultOf(why)
 	e.Version = c.o.cfg.Store.Load().Version()
 	e.Classify()
 	c.o.cfg.Journal.Ended(e)

@@ -184,6 +184,7 @@ func appendFailure(b []byte, e *journal.Entry, suppressed int) []byte {
 	b = text(b, "flags", e.Flags.String())
 	b = text(b, "details", e.Details)
 	b = text(b, "cause", e.Cause)
+	b = text(b, "fault", e.Fault)
 	b = text(b, "action", e.Action)
 	b = text(b, "reason", e.Reason)
 	b = text(b, "rule", e.Rule)

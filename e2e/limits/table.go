@@ -107,6 +107,8 @@ var bounds = []bound{
 	{"dataplane/exchange", "maxInterim", "interim answers to a request", "its upstream has failed"},
 	{"dataplane/exchange", "poolMax", "free exchanges a loop and side", "one given back is left to the garbage collector"},
 
+	{"dataplane/httpmsg", "maxShown", "bytes of a field's name in a text about it", "the rest is left out"},
+	{"dataplane/httpmsg", "MaxWhere", "bytes of what a text about a refused message names", "nothing: names are cut by `maxShown`, all else is of fixed size"},
 	{"dataplane/http1", "defaultMaxHead", "bytes of a head", "431; of a response: 502, and the connection to the application ends"},
 	{"dataplane/http1", "defaultMaxFields", "field lines of a head", "431; of a response: 502, and the connection to the application ends"},
 	{"dataplane/http1", "defaultMaxTarget", "bytes of a request target", "414"},
