@@ -61,6 +61,8 @@ func (n *Node) Register(m *telemetry.Metrics) {
 	for i, result := range outbound.ColdResults {
 		m.Count("aether_cold_total", "Requests and connections that waited for a service that this node had not used yet, by how that ended.", &n.out.Cold[i], "result", result)
 	}
+	m.Audits(&n.out.Audits, "outbound")
+	m.Audits(&n.in.Audits, "inbound")
 	m.Gauge("aether_cold_waiting", "Those that wait now.", func() float64 { return float64(n.out.Waiting()) })
 	for i, result := range extauthz.Results {
 		m.Count("aether_ext_authz_total", "Questions to the authorization service, by how they ended.", &n.authz.Asked[i], "result", result)

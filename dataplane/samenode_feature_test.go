@@ -28,6 +28,7 @@ func TestInProcess(t *testing.T) {
 	}
 	table := map[string]entry{
 		"TestRules":                        {test: TestRules},
+		"TestAuditIsTold":                  {test: TestAuditIsTold},
 		"TestTCPRules":                     {test: TestTCPRules, without: "raw TCP stays on the hop (decision 018)"},
 		"TestUpgradeRules":                 {test: TestUpgradeRules},
 		"TestRetries":                      {test: TestRetries},

@@ -107,13 +107,16 @@ var errHeadCut = errors.New("the head of the first request is not whole in the f
 func firstRequest(f *replay.Flow) (*httpmsg.Head, error) {
 	if f.Proto == sniff.H2C {
 		r := &firstHead{}
-		if _, err := http2.New(http2.Config{Server: true}, r).Feed(f.Head); err != nil && r.head == nil {
+		_, err := http2.New(http2.Config{Server: true}, r).Feed(f.Head)
+		switch {
+		case r.head != nil:
+			return r.head, nil
+		case r.refused != nil:
+			return nil, r.refused
+		case err != nil:
 			return nil, fmt.Errorf("the proxy would end the connection: %w", err)
 		}
-		if r.head == nil {
-			return nil, errHeadCut
-		}
-		return r.head, nil
+		return nil, errHeadCut
 	}
 	var p http1.Parser
 	var h httpmsg.Head
@@ -132,12 +135,25 @@ func firstRequest(f *replay.Flow) (*httpmsg.Head, error) {
 }
 
 // firstHead keeps the first request of an HTTP/2 connection.
-type firstHead struct{ head *httpmsg.Head }
+type firstHead struct {
+	head    *httpmsg.Head
+	refused error // it was refused
+}
 
 func (r *firstHead) OnHead(_ *http2.Stream, h *httpmsg.Head, _ bool) {
-	if r.head == nil {
+	if r.head == nil && r.refused == nil {
 		r.head = &httpmsg.Head{}
 		h.CloneInto(r.head, nil)
+	}
+}
+
+func (r *firstHead) OnRefused(status int, why *http2.StreamError) {
+	switch {
+	case r.head != nil || r.refused != nil:
+	case status == 400:
+		r.refused = fmt.Errorf("where it serves the request it resets the stream: %w", why)
+	default:
+		r.refused = fmt.Errorf("where it serves the request it answers %d: %w", status, why)
 	}
 }
 func (*firstHead) OnData(*http2.Stream, []byte, bool)        {}

@@ -145,7 +145,10 @@ type Decision struct {
 	Action    string `json:"action"`
 	Reason    string `json:"reason"`
 	Rule      string `json:"rule,omitempty"`
-	Status    int    `json:"status,omitempty"`
+	// AuditFilter is the first filter in mode AUDIT that would have denied the request, AuditPolicy its policy that held, if one did.
+	AuditFilter string `json:"audit_filter,omitempty"`
+	AuditPolicy string `json:"audit_policy,omitempty"`
+	Status      int    `json:"status,omitempty"`
 	// Backend is the service and port that it went to, Endpoint the pod's address, Peer its
 	// identity; of what came in, the caller's.
 	Backend  string `json:"backend,omitempty"`
@@ -175,7 +178,7 @@ func decisionOf(e *journal.Entry) Decision {
 	}
 	d := Decision{
 		At: e.At.UTC(), TookMS: float64(e.Took.Microseconds()) / 1000, Kind: "connection", Pod: e.Namespace + "/" + e.Workload, PodName: e.Pod, Container: e.Container,
-		Flow: f.String(), Action: e.Action, Reason: e.Reason, Rule: e.Rule, Status: e.Status, Backend: e.Backend, Peer: e.Peer,
+		Flow: f.String(), Action: e.Action, Reason: e.Reason, Rule: e.Rule, AuditFilter: e.AuditFilter, AuditPolicy: e.AuditPolicy, Status: e.Status, Backend: e.Backend, Peer: e.Peer,
 		BytesIn: e.BytesIn, BytesOut: e.BytesOut, Attempts: e.Attempts, Ended: e.Ended, Cause: e.Cause, Fault: e.Fault, Outcome: e.Outcome.String(),
 		Flags: e.Flags.String(), Details: e.Details, Bad: e.Bad(), Snapshot: e.Version,
 	}

@@ -180,7 +180,7 @@ const (
 
 // spellingOf is the filter whose verdict differs between two spellings; nil: none.
 func spellingOf(list []snapshot.RBAC, peer string, method, path, norm []byte, t *Trace) *snapshot.RBAC {
-	a, b := denies(list, peer, method, path, nil), denies(list, peer, method, norm, nil)
+	a, b := denies(list, peer, method, path, nil, nil), denies(list, peer, method, norm, nil, nil)
 	if (a == nil) == (b == nil) {
 		return nil
 	}

@@ -1,16 +1,59 @@
 package decide
 
 import (
+	"iter"
+	"math/bits"
 	"strings"
 
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 )
 
+// Audited is what the filters in mode AUDIT that were asked make of a request. They decide nothing.
+type Audited struct {
+	Pipe   *snapshot.Pipe // whose filters these are; nil: none was asked
+	Asked  uint64         // bit i: Pipe.RBAC[i] was asked; the first 64 are told apart
+	Denied uint64         // and would have denied the request
+	// By is the policy that held in the first that would have; nil: it allows, and none did.
+	By *model.Policy
+}
+
+// Names are those of the first filter that would have denied the request, and of its policy that held; "": none.
+func (a *Audited) Names() (filter, policy string) {
+	if a.Denied == 0 {
+		return "", ""
+	}
+	if a.By != nil {
+		policy = a.By.Name
+	}
+	return a.Pipe.RBAC[bits.TrailingZeros64(a.Denied)].Name, policy
+}
+
+// All are the filters that were asked, in order, and whether each would have denied the request.
+func (a *Audited) All() iter.Seq2[*snapshot.RBAC, bool] {
+	return func(yield func(*snapshot.RBAC, bool) bool) {
+		for m := a.Asked; m != 0; m &= m - 1 {
+			i := bits.TrailingZeros64(m)
+			if !yield(&a.Pipe.RBAC[i], a.Denied>>i&1 != 0) {
+				return
+			}
+		}
+	}
+}
+
+// denied is the first filter of p that denies a request, or nil, and what those in mode AUDIT make of it goes to a.
+func (a *Audited) denied(p *snapshot.Pipe, peer string, method, path []byte, t *Trace) *snapshot.RBAC {
+	d := denies(p.RBAC, peer, method, path, t, a)
+	if a.Asked != 0 {
+		a.Pipe = p
+	}
+	return d
+}
+
 // denies is the first filter that does not allow a request, or nil (contract 10.7). An audit
-// filter denies nothing; a trace says what it would have done. peer is the verified
+// filter denies nothing; a trace tells what it would have done, and so does a unless it is nil. peer is the verified
 // caller: of the hop at the destination, the pod itself at the source; "": nobody is verified.
-func denies(list []snapshot.RBAC, peer string, method, path []byte, t *Trace) *snapshot.RBAC {
+func denies(list []snapshot.RBAC, peer string, method, path []byte, t *Trace, a *Audited) *snapshot.RBAC {
 	for i := range list {
 		f := &list[i]
 		held := holds(f.Policies, peer, f.Deny, method, path)
@@ -18,7 +61,16 @@ func denies(list []snapshot.RBAC, peer string, method, path []byte, t *Trace) *s
 		if t != nil {
 			t.add("%s: %s", f.Name, rbacText(f, held, allowed, peer))
 		}
-		if !allowed && !f.Audit {
+		switch {
+		case f.Audit && a != nil && i < 64:
+			a.Asked |= 1 << i
+			if !allowed {
+				if a.Denied == 0 {
+					a.By = held
+				}
+				a.Denied |= 1 << i
+			}
+		case !allowed && !f.Audit:
 			return f
 		}
 	}

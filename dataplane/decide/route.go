@@ -112,6 +112,8 @@ type question struct {
 	pick uint32
 	t    *Trace
 	cors *snapshot.CORS // of the rule that the request was taken by
+
+	audited Audited
 }
 
 // reach is a request for svc. Of a dial, the port is the dialled one and the authority
@@ -190,7 +192,7 @@ func (q *question) foreign(n snapshot.Named, byHost bool) Verdict {
 // policy; RBAC; then what answers by itself; then the backend.
 func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
 	v := q.byRule(svc, p)
-	v.CORS = q.cors
+	v.CORS, v.Audited = q.cors, q.audited
 	return v
 }
 
@@ -254,7 +256,7 @@ func (q *question) byRule(svc *snapshot.Service, p *snapshot.Port) Verdict {
 	}
 	pipe := chosen.Pipe
 	if pipe != nil {
-		if d := denies(pipe.RBAC, q.callerOf(pipe), r.Method, path, t); d != nil {
+		if d := q.audited.denied(pipe, q.callerOf(pipe), r.Method, path, t); d != nil {
 			return Verdict{Action: Refuse, Reason: RBACDenied, Rule: d.Name, Status: 403, Text: textRBAC}
 		}
 		if t != nil && pipe.Authz != nil {
@@ -403,8 +405,8 @@ func deliver(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, t *Trace) Ver
 			v.Respelled = pipe.Authz != nil
 		}
 	}
-	if d := denies(pipe.RBAC, f.Peer, r.Method, path, t); d != nil {
-		return Verdict{Action: Refuse, Reason: RBACDenied, Rule: d.Name, Status: 403, Text: textRBAC}
+	if d := v.Audited.denied(pipe, f.Peer, r.Method, path, t); d != nil {
+		return Verdict{Action: Refuse, Reason: RBACDenied, Rule: d.Name, Status: 403, Text: textRBAC, Audited: v.Audited}
 	}
 	if t != nil && pipe.Authz != nil {
 		t.add("%s: the authorization service is asked", pipe.Authz.Name)

@@ -214,6 +214,8 @@ type Verdict struct {
 	// CORS is the filter of the rule that the request was taken by, of a refusal by that rule, too:
 	// it says who may read the answer. nil: none, or the rule cannot be honoured at all.
 	CORS *snapshot.CORS
+	// Audited is what filters that only count make of the request.
+	Audited Audited
 	// Prefix is the length in bytes of what the rule's prefix match matched of the path.
 	Prefix int
 	// Respelled: Pipe.Authz is to be asked about AuthzPath too, and both must be allowed.

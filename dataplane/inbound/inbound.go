@@ -71,6 +71,8 @@ type Inbound struct {
 
 	// Relays are the connections that goroutines carry.
 	Relays engine.Relays
+	// Audits counts what filters in mode AUDIT make of requests.
+	Audits telemetry.Audits
 }
 
 // New makes an Inbound.
@@ -83,7 +85,7 @@ func New(cfg Config) *Inbound {
 		in.bonds.Now = cfg.Acceptor.Now
 	}
 	in.loops.Make = func(l *engine.Loop) *loopState {
-		st := &loopState{l: l, lobbies: map[*Pod]*lobby{}}
+		st := &loopState{l: l, lobbies: map[*Pod]*lobby{}, audits: in.Audits.Shard()}
 		st.pool.Service = in
 		return st
 	}
@@ -108,6 +110,7 @@ type loopState struct {
 	l       *engine.Loop
 	lobbies map[*Pod]*lobby // of pods whose callers have not sent a ClientHello yet
 	pool    exchange.Pool
+	audits  telemetry.AuditShard
 	end     journal.Entry // scratch: observers copy what they keep
 }
 
@@ -505,6 +508,10 @@ func (in *Inbound) Done(x *exchange.Exchange) {
 	if x.Ended != exchange.Nobody {
 		e.Code = x.Code.String()
 	}
+	for f, denied := range v.Audited.All() {
+		c.st.audits.Count(f.Name, denied)
+	}
+	e.AuditFilter, e.AuditPolicy = v.Audited.Names()
 	e.Cause, e.Fault = rq.cause, engine.FaultOf(x.Cause)
 	if e.Cause == "" && x.Ended == exchange.Server { // amid its answer
 		e.Cause = e.Code

@@ -66,6 +66,9 @@ type Entry struct {
 	Status    int
 	BytesIn   int64 // from the pod's client side
 	BytesOut  int64
+	// AuditFilter is the first filter in mode AUDIT that would have denied the request, AuditPolicy its policy that held; empty: none.
+	AuditFilter, AuditPolicy string
+
 	Attempts  int
 	Exhausted bool   // as many as there may be
 	Local     bool   // the answer was the proxy's own
@@ -114,6 +117,13 @@ func (e *Entry) String() string {
 		b = append(append(b, ' '), e.Rule...)
 	}
 	b = append(b, ')')
+	if e.AuditFilter != "" {
+		b = append(append(append(b, " ("...), e.AuditFilter...), " would deny it"...)
+		if e.AuditPolicy != "" {
+			b = append(append(b, " by policy "...), e.AuditPolicy...)
+		}
+		b = append(b, ", were it not for audit only)"...)
+	}
 	if e.Endpoint.IsValid() {
 		b = append(append(b, " via "...), e.Endpoint.String()...)
 	}

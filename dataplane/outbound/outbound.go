@@ -88,6 +88,9 @@ type Outbound struct {
 	// Relays are the connections that goroutines carry.
 	Relays engine.Relays
 
+	// Audits counts what filters in mode AUDIT make of requests.
+	Audits telemetry.Audits
+
 	Retries         telemetry.Counter // requests sent once more
 	RetriesOverflow telemetry.Counter // and those that were not, because too many others were
 
@@ -110,7 +113,7 @@ func New(cfg Config) *Outbound {
 		o.bonds.Now = cfg.Dialer.Now
 	}
 	o.loops.Make = func(l *engine.Loop) *loopState {
-		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, cold: map[*reqState]struct{}{}, coldConns: map[*coldConn]struct{}{}, rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, cold: map[*reqState]struct{}{}, coldConns: map[*coldConn]struct{}{}, audits: o.Audits.Shard(), rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 		st.pool.Service = o
 		st.mirrored.Service = (*mirrors)(o)
 		return st
@@ -142,6 +145,7 @@ type loopState struct {
 	rnd      *rand.Rand
 	free     []*sniffer
 	mirrored exchange.Pool // of mirrors
+	audits   telemetry.AuditShard
 	mirrors  int           // under way
 	end      journal.Entry // scratch: observers copy what they keep
 
@@ -600,6 +604,10 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.Method.Set(x.Req.Method)
 	e.Path.Set(rq.path)
 	e.Action, e.Reason, e.Rule = v.Action.String(), v.Reason.String(), v.Rule
+	for f, denied := range v.Audited.All() {
+		c.st.audits.Count(f.Name, denied)
+	}
+	e.AuditFilter, e.AuditPolicy = v.Audited.Names()
 	if v.Backend != nil {
 		e.Backend = v.Backend.Name
 	}

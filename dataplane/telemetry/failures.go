@@ -188,6 +188,8 @@ func appendFailure(b []byte, e *journal.Entry, suppressed int) []byte {
 	b = text(b, "action", e.Action)
 	b = text(b, "reason", e.Reason)
 	b = text(b, "rule", e.Rule)
+	b = text(b, "audit_filter", e.AuditFilter)
+	b = text(b, "audit_policy", e.AuditPolicy)
 	b = text(b, "backend", e.Backend)
 	if e.Endpoint.IsValid() {
 		b = text(b, "endpoint", e.Endpoint.String())

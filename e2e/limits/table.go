@@ -251,6 +251,7 @@ var bounds = []bound{
 
 	{"dataplane/telemetry", "maxSeries", "combinations of labels, those of each loop apart", "requests to and from further names are counted as `overflow`"},
 	{"dataplane/telemetry", "maxCauses", "causes that rationed lines tell apart", "all are forgotten: a line too many"},
+	{"dataplane/telemetry", "maxAudited", "filters in mode AUDIT that are counted by name, a direction, those that are gone among them", "further ones are counted as overflow"},
 	{"dataplane/telemetry", "failureRate", "lines a second, cause and pod in the failure log", "further ones are counted, and the count stands in a line that follows"},
 	{"dataplane/telemetry", "failureQueue", "lines that wait to be written", "further ones are dropped and counted"},
 	{"dataplane/telemetry", "failureShare", "of these, of one pod", "the same, for that pod"},
