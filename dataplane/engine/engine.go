@@ -154,6 +154,7 @@ func (e *Engine) addLoop() (*Loop, error) {
 		return nil, fmt.Errorf("engine: loop %d: %w", id, err)
 	}
 	l := &Loop{Loop: rl, eng: e, scale: 100, level: e.over.level, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}, nears: map[*Near]struct{}{}, draining: e.draining, shut: e.shut}
+	l.dateNow = l.date
 	e.loops = append(e.loops, l)
 	if e.over.scale > 0 {
 		l.scale = int64(e.over.scale)
@@ -281,6 +282,9 @@ type Loop struct {
 
 	draining bool // the process is leaving: clients' connections are to end
 	shut     bool // and HTTP/2 requests of new ones are not taken any more
+
+	dates   dates
+	dateNow func() []byte // date, made once
 
 	reqHead, resHead httpmsg.Head // the head just parsed; whoever keeps it copies it
 

@@ -613,12 +613,12 @@ func TestResetInAnUpload(t *testing.T) {
 	}
 }
 
-// TestBigAnswerHead (case 194): an answer of 9 KB of fields arrives with nothing added.
+// TestBigAnswerHead (case 194): an answer of 9 KB of fields arrives with nothing added, but the date that it lacks.
 func TestBigAnswerHead(t *testing.T) {
 	s := newStage(t, Config{})
 	pod := s.e.AddPod("p")
 	app := &pathApp{}
-	fields := "X: " + strings.Repeat("x", 9000) + "\r\nContent-Length: 0\r\n\r\n"
+	fields := "Date: Tue, 15 Nov 1994 08:12:31 GMT\r\nX: " + strings.Repeat("x", 9000) + "\r\nContent-Length: 0\r\n\r\n"
 	app.answer = func(c *net.TCPConn, _ string) bool {
 		_, err := io.WriteString(c, "HTTP/1.1 200 OK\r\n"+fields)
 		return err == nil

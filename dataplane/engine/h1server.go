@@ -493,7 +493,7 @@ var (
 	headMethod  = []byte("HEAD ")
 	errTight    = &http1.Error{Status: 503, Reason: "overload: this pod's connections hold too much of the proxy's memory for so large a head; try again"}
 	errSlowHead = &http1.Error{Status: 408, Reason: "the head was not whole 15 s after its first byte: send it at once"}
-	refusedType = [...]httpmsg.Field{{Name: []byte("content-type"), Value: []byte("text/plain; charset=utf-8")}}
+	refusedType = []httpmsg.Field{{Name: []byte("content-type"), Value: []byte("text/plain; charset=utf-8")}}
 )
 
 // refuse answers what could not be read as a request, and closes.
@@ -509,7 +509,9 @@ func (c *h1server) answer(err error) (status int) {
 	if c.out == nil {
 		c.out = c.l.getOut()
 	}
-	h := httpmsg.Head{Status: 400, Fields: refusedType[:]}
+	var fields [2]httpmsg.Field
+	h := httpmsg.Head{Status: 400, Fields: append(fields[:0], refusedType...)}
+	c.l.dated(&h)
 	text := ""
 	var he *http1.Error
 	if errors.As(err, &he) {
@@ -564,6 +566,7 @@ func (c *h1server) WriteHead(h *httpmsg.Head, end bool) {
 	if c.out == nil {
 		c.out = c.l.getOut()
 	}
+	c.l.dated(h)
 	if h.Status < 200 {
 		c.out = http1.AppendResponse(c.out, h, http1.None, http1.ResponseOptions{Minor: 1})
 		if h.Status == 101 {

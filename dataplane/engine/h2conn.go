@@ -107,7 +107,7 @@ func (l *Loop) getStream() *h2stream {
 func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte) error {
 	c := &h2conn{info: info}
 	c.mesh = rec != nil
-	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true, Known: c.mesh}, c)
+	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true, Known: c.mesh, Date: l.dateNow}, c)
 	if err := c.open(l, info.Pod, fd, rec, c); err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte)
 // AdoptHTTP2 is ServeHTTP2 for an fd that this loop has registered for another source.
 func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
 	c := &h2conn{info: info}
-	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true}, c)
+	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true, Date: l.dateNow}, c)
 	c.adopt(l, info.Pod, fd, c, readable)
 	c.start(first)
 }
@@ -1197,6 +1197,9 @@ func (st *h2stream) release() {
 func (st *h2stream) WriteHead(h *httpmsg.Head, end bool) {
 	if st.s == nil {
 		return
+	}
+	if !st.c.client {
+		st.c.l.dated(h)
 	}
 	switch {
 	case st.c.client && h.Upgrade != nil:

@@ -260,7 +260,9 @@ func (st *h2stream) open() {
 // extended takes the head of an extended CONNECT for what it asks; false: it was answered here.
 func (c *h2conn) extended(s *http2.Stream, h *httpmsg.Head, end bool) bool {
 	if h.Upgrade = exchange.TunnelProtocol(h.Upgrade); h.Upgrade == nil {
-		s.WriteHead(&httpmsg.Head{Status: 501}, true) // further HTTP, or TLS: there is no ordinary request to fall back to
+		answer := httpmsg.Head{Status: 501}
+		c.l.dated(&answer)
+		s.WriteHead(&answer, true) // further HTTP, or TLS: there is no ordinary request to fall back to
 		if !end {
 			s.Reset(http2.NoError)
 		}

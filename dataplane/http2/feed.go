@@ -485,6 +485,9 @@ func (c *Conn) request(id uint32, tooLarge, end bool) {
 	} else {
 		c.out = appendStatus(c.out, c.enc, 431)
 	}
+	if c.cfg.Date != nil {
+		c.out = c.enc.Field(c.out, nameDate, c.cfg.Date())
+	}
 	c.out = c.enc.Field(c.out, nameLength, zero)
 	c.endHead(o, true)
 	if !end {

@@ -34,6 +34,7 @@ const (
 var (
 	nameLength = []byte("content-length")
 	nameType   = []byte("content-type")
+	nameDate   = []byte("date")
 
 	nameMethod    = []byte(":method")
 	nameScheme    = []byte(":scheme")

@@ -153,6 +153,9 @@ type Config struct {
 	// it may reset knownRapid times as many of them early (a server's).
 	Known bool
 
+	// Date is the Date of the answers that the Conn itself makes (server); nil: they have none.
+	Date func() []byte
+
 	// EnableConnect announces extended CONNECT (RFC 8441) to clients. A request
 	// with :protocol then has Method CONNECT and the protocol in Head.Upgrade.
 	EnableConnect bool

@@ -423,7 +423,7 @@ func (in *Inbound) deliver(x *exchange.Exchange, c *conn, rq *reqState) {
 // reply answers locally, with the outcome that the source judges retries by (contract 5.7).
 func (in *Inbound) reply(x *exchange.Exchange, rq *reqState, status int, text, code, flags, details string) {
 	var h httpmsg.Head
-	var fields [4]httpmsg.Field
+	var fields [6]httpmsg.Field // and content-length and date, which others add
 	h.Fields = fields[:0]
 	h.Status = status
 	rq.outcome = append(append(append(append(append(rq.outcome[:0], code...), ';'), flags...), ';'), x.Req.Method...)
