@@ -31,8 +31,9 @@ func (s *State) RequestHost(b []byte) (host []byte, more, ok bool) {
 		}
 		line := bytes.TrimSuffix(b[s.line:s.line+n], []byte{'\r'})
 		switch {
-		case s.line == 0 && n == 1 && b[0] == '\r': // the empty line before the request
-		case s.line == 0, s.line == 2 && b[0] == '\r' && b[1] == '\n':
+		case s.line == 2*s.before && s.before < MaxEmptyLines && n == 1 && b[s.line] == '\r': // an empty line before the request
+			s.before++
+		case s.line == 2*s.before:
 			if host, found := targetHost(line); found {
 				return host, false, len(host) > 0
 			}

@@ -1,6 +1,9 @@
 package sniff
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // TestListenerTables compares with what upstream's capture listener answered when it was
 // measured (design record 043, "Why the dialled port decides" and "The inspectors and server-first
@@ -52,7 +55,9 @@ func TestListenerTables(t *testing.T) {
 		{"a method in lower case", "get / HTTP/1.1\r\n", "", HTTP11, 16, "methods are case-sensitive tokens; which exist is for the server"},
 		{"LF alone", "GET / HTTP/1.1\nHost: b\n\n", "", HTTP11, 15, "RFC 9112 section 2.2"},
 		{"an empty line before", "\r\nGET / HTTP/1.1\r\n", "", HTTP11, 18, "RFC 9112 section 2.2"},
-		{"two empty lines before", "\r\n\r\nGET / HTTP/1.1\r\n", "", Unknown, 3, "as the proxy port's codec has it"},
+		{"eight empty lines before", strings.Repeat("\r\n", 8) + "GET / HTTP/1.1\r\n", "", HTTP11, 32, "RFC 9112 section 2.2: at least one; decision 062"},
+		{"nine empty lines before", strings.Repeat("\r\n", 9) + "GET / HTTP/1.1\r\n", "", Unknown, 17, "as the proxy port's codec has it; decision 062"},
+		{"an empty line of LF before", "\nGET / HTTP/1.1\r\n", "", Unknown, 1, "the same"},
 		{"two spaces", "GET  / HTTP/1.1\r\n", "", Unknown, 5, ""},
 		{"a response", "HTTP/1.1 200 OK\r\n", "", Unknown, 5, ""},
 		{"redis", "*1\r\n$4\r\nPING\r\n", "", Unknown, 3, ""},

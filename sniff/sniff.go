@@ -30,6 +30,10 @@ const MaxPeek = 16 << 10
 // takes a longer one, and IANA's longest is 18.
 const MaxMethod = 32
 
+// MaxEmptyLines is how many empty lines may stand before a request line. RFC 9112 section 2.2 asks a server
+// to pass over at least one; a client that sends more than these sends no request.
+const MaxEmptyLines = 8
+
 // Proto is what a connection or flow speaks. The set is closed.
 type Proto uint8
 
@@ -38,8 +42,8 @@ const (
 	// None: no answer yet, or the client has sent nothing.
 	None Proto = iota
 	// HTTP10 and HTTP11: a request line (RFC 9112 section 3) of a method token of at most MaxMethod
-	// bytes, one space, a target of visible octets, one space, the version, and CRLF or a lone LF. One
-	// empty line may stand before it (RFC 9112 section 2.2).
+	// bytes, one space, a target of visible octets, one space, the version, and CRLF or a lone LF. Up to
+	// MaxEmptyLines of CRLF may stand before it (RFC 9112 section 2.2).
 	HTTP10
 	HTTP11
 	// H2C: the connection preface of HTTP/2 with prior knowledge (RFC 9113 section 3.4).
@@ -147,10 +151,12 @@ func (a ALPN) Has(name string) bool {
 type State struct {
 	pos   int   // bytes gone through
 	phase uint8 // of the request line
+	blank uint8 // empty lines before it
 
 	left int // bytes left of the TLS record
 
-	line int // offset of the header line that RequestHost looks at next
+	line   int // offset of the header line that RequestHost looks at next
+	before int // empty lines that it has found before the request line
 
 	proto Proto
 	done  bool // proto is final
@@ -210,7 +216,6 @@ const Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 const (
 	inMethod0 uint8 = iota // first byte of the method, or of an empty line
 	inLF0                  // LF of the empty line
-	inMethod1              // first byte of the method after it
 	inMethod
 	inTarget0
 	inTarget
@@ -251,10 +256,7 @@ func (s *State) text(b []byte) {
 		// The two fields that may be long, and the end that nearly all lines have, in larger steps.
 		switch phase {
 		case inMethod:
-			most := MaxMethod
-			if b[0] == '\r' {
-				most += 2
-			}
+			most := MaxMethod + 2*int(s.blank)
 			for pos < min(len(b), most) && class[b[pos]]&token != 0 {
 				pos++
 			}
@@ -269,7 +271,11 @@ func (s *State) text(b []byte) {
 			}
 		}
 		if pos < len(b) && phase < isHTTP10 {
-			phase = step(phase, b[pos])
+			if phase = step(phase, b[pos]); phase == inLF0 {
+				if s.blank++; s.blank > MaxEmptyLines {
+					phase = isNeither
+				}
+			}
 			pos++
 		}
 		switch phase {
@@ -309,16 +315,16 @@ func visibles(b []byte) int {
 // step is the request line's automaton: the place after c.
 func step(phase, c uint8) uint8 {
 	switch phase {
-	case inMethod0, inMethod1:
+	case inMethod0:
 		if class[c]&token != 0 {
 			return inMethod
 		}
-		if c == '\r' && phase == inMethod0 {
+		if c == '\r' {
 			return inLF0
 		}
 	case inLF0:
 		if c == '\n' {
-			return inMethod1
+			return inMethod0
 		}
 	case inMethod:
 		if class[c]&token != 0 {

@@ -68,7 +68,8 @@ var textCases = []struct{ in, want string }{
 	{"\r", "none more"},
 	{"\r\n", "none more"},
 	{"\r\nG", "none more"},
-	{"\r\n\r\nGET / HTTP/1.1\r\n", "opaque"},
+	{"\r\n\r\nGET / HTTP/1.1\r\n", "http/1.1"},
+	{strings.Repeat("\r\n", 9) + "GET / HTTP/1.1\r\n", "opaque"},
 	{"\r\rGET / HTTP/1.1\r\n", "opaque"},
 	{"\nGET / HTTP/1.1\r\n", "opaque"},
 	{"\r\n GET / HTTP/1.1\r\n", "opaque"},
@@ -397,7 +398,7 @@ func FuzzText(f *testing.F) {
 		}
 	}
 	f.Add(head300)
-	line := regexp.MustCompile("^(?:\r\n)?[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32} [^\x00-\x20\x7f]+ HTTP/1\\.([01])\r?\n")
+	line := regexp.MustCompile("^(?:\r\n){0,8}[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32} [^\x00-\x20\x7f]+ HTTP/1\\.([01])\r?\n")
 	f.Fuzz(func(t *testing.T, b []byte) {
 		b = b[:min(len(b), MaxPeek)]
 		if len(b) > 0 && b[0] == recordHandshake {

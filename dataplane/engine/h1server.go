@@ -378,11 +378,10 @@ func (c *h1server) process() bool {
 				return false
 			}
 			if n == 0 {
-				if !c.parser.Blank && string(c.in[c.r:c.w]) == "\r\n" {
-					// Old clients end a body with it (RFC 9112 2.2). No head has begun, so
+				if k := c.parser.EmptyLines(c.in[c.r:c.w]); k > 0 {
+					// Old clients end a body with one (RFC 9112 2.2). No head has begun, so
 					// no deadline runs and no buffer is held.
 					c.r, c.headAt = c.w, 0
-					c.parser = http1.Parser{Limits: c.parser.Limits, Blank: true}
 					return true
 				}
 				if d := c.headAt + headTime - c.l.Now(); c.state == stHead && d > 0 {

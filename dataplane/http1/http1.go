@@ -15,7 +15,7 @@
 // Where RFC 9112 or 9110 leave room, the choices are:
 //
 //   - Content-Length twice is refused even when both agree, and so is a list.
-//   - One empty line before a request line is skipped (RFC 9112 2.2); a second is not.
+//   - Up to eight empty lines before a request line are skipped (RFC 9112 2.2); a ninth is not.
 //   - A target may hold any byte above 0x20 but DEL and "#"; bytes from 0x80 on
 //     and odd "%" escapes pass raw, for the path is never decoded here.
 //   - An authority is a registered name without "%" escapes, an IPv4 address or
@@ -73,6 +73,7 @@ const (
 	defaultMaxFields = 100
 	defaultMaxTarget = 16 << 10
 
+	maxEmptyLines   = 8        // before a request line, as sniff.MaxEmptyLines has it
 	maxMethod       = 32       // bytes; IANA's longest is 18
 	maxOptions      = 32       // connection options that name fields, a head
 	maxExtensions   = 16 << 10 // bytes of chunk extensions, a body

@@ -12,15 +12,12 @@ import (
 // zero value is ready. Between heads it holds nothing.
 type Parser struct {
 	Limits Limits
-	// Blank: the empty line that may stand before a request (RFC 9112 2.2) has been
-	// taken from the stream, so a further one is refused. The end of the head clears it.
-	Blank bool
-
 	// Where the search for the end of the present head stands.
 	phase  phase
+	blank  uint8  // empty lines that EmptyLines has taken from the stream
 	fields int32  // field lines seen
 	pos    uint32 // bytes looked at
-	start  uint32 // of the method: 2 after an empty line
+	start  uint32 // of the method, after the empty lines
 	line   uint32 // start of the present line
 	sp1    uint32 // the space after the method
 	sp2    uint32 // the space after the target
@@ -64,6 +61,21 @@ func (p *Parser) Response(b []byte, h *httpmsg.Head, headRequest bool) (n int, f
 		f, bad = p.response(b[:n], h, headRequest)
 	}
 	return p.finish(b, n, f, bad, true)
+}
+
+// EmptyLines takes empty lines that stand before a request (RFC 9112 2.2) from the stream, where b, of which
+// Request found that it holds no whole head, is nothing else. It returns their bytes: those may be
+// dropped, and need not be given to Request again. The end of the head forgets them.
+func (p *Parser) EmptyLines(b []byte) int {
+	n := 0
+	for n+1 < len(b) && b[n] == '\r' && b[n+1] == '\n' {
+		n += 2
+	}
+	if n < len(b) || n/2+int(p.blank) > maxEmptyLines {
+		return 0
+	}
+	p.blank += uint8(n / 2)
+	return n
 }
 
 // finish readies p for the next head, unless this one goes on.
@@ -142,16 +154,19 @@ func (p *Parser) scan(b []byte, response bool) (int, *fault) {
 func (p *Parser) requestLine(b []byte) *fault {
 	i := int(p.pos)
 	if p.phase == atStart {
-		if len(b) == 0 || b[0] == '\r' && len(b) == 1 && !p.Blank {
+		for n := p.blank; i < len(b) && b[i] == '\r' && n < maxEmptyLines; n++ {
+			if i+1 == len(b) {
+				return nil
+			}
+			if b[i+1] != '\n' {
+				return p.bad(badCR, i+1)
+			}
+			i += 2
+		}
+		if i == len(b) {
 			return nil
 		}
-		if b[0] == '\r' && !p.Blank {
-			if b[1] != '\n' {
-				return p.bad(badCR, 1)
-			}
-			i, p.start = 2, 2
-		}
-		p.phase = inMethod
+		p.phase, p.start = inMethod, uint32(i)
 	}
 	if p.phase == inMethod {
 		for ; ; i++ {

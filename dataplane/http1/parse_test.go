@@ -133,7 +133,7 @@ func TestRequestRefused(t *testing.T) {
 		{"empty method", line("/ / HTTP/1.1"), badMethod},
 		{"method with a colon", line("G:T / HTTP/1.1"), badMethod},
 		{"long method", line(strings.Repeat("A", 33) + " / HTTP/1.1"), longMethod},
-		{"two empty lines", "\r\n\r\nGET / HTTP/1.1\r\n", badMethod},
+		{"nine empty lines", strings.Repeat("\r\n", 9) + "GET / HTTP/1.1\r\n", badMethod},
 		{"CR before the method", "\rGET / HTTP/1.1\r\n", badCR},
 		{"LF before the method", "\nGET / HTTP/1.1\r\n", badMethod},
 		{"TLS", "\x16\x03\x01\x02\x00\x01", badMethod},
@@ -408,9 +408,9 @@ func TestLimits(t *testing.T) {
 	})
 }
 
-// An empty line that its driver took from the stream is the one that may be.
-func TestBlank(t *testing.T) {
-	const get = "GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+// TestEmptyLinesTaken: empty lines that the driver took from the stream count as those that stand in it.
+func TestEmptyLinesTaken(t *testing.T) {
+	const get, most = "GET / HTTP/1.1\r\nHost: a\r\n\r\n", "\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n"
 	for _, tt := range []struct {
 		in   string
 		want *fault // nil: accepted
@@ -419,8 +419,11 @@ func TestBlank(t *testing.T) {
 		{"\r", badMethod},
 		{"\r\n" + get, badMethod},
 	} {
-		p := Parser{Blank: true}
+		var p Parser
 		var h httpmsg.Head
+		if got := p.EmptyLines([]byte(most[:6])) + p.EmptyLines([]byte(most[6:])); got != len(most) {
+			t.Errorf("%d bytes are taken", got)
+		}
 		switch n, _, err := p.Request([]byte(tt.in), &h); {
 		case tt.want == nil && (n != len(tt.in) || err != nil):
 			t.Errorf("%q: n %d, %v", tt.in, n, err)

@@ -12,6 +12,7 @@ type bound struct {
 
 var bounds = []bound{
 	{"sniff", "MaxPeek", "bytes", "the connection is taken for what its bytes have shown so far: TLS without the rest of its names, or opaque"},
+	{"sniff", "MaxEmptyLines", "empty lines before a request", "what begins so is no request; at an HTTP port of the mesh it is answered 400"},
 	{"sniff", "MaxMethod", "bytes of a method", "what begins so is no request; at an HTTP port of the mesh it is answered 501"},
 	{"sniff", "maxName", "bytes of an SNI", "the SNI is taken for none: no DNS name is longer"},
 	{"sniff", "maxNumbers", "key shares, and versions, of a ClientHello", "further ones are not kept"},
@@ -112,6 +113,7 @@ var bounds = []bound{
 	{"dataplane/http1", "defaultMaxHead", "bytes of a head", "431; of a response: 502, and the connection to the application ends"},
 	{"dataplane/http1", "defaultMaxFields", "field lines of a head", "431; of a response: 502, and the connection to the application ends"},
 	{"dataplane/http1", "defaultMaxTarget", "bytes of a request target", "414"},
+	{"dataplane/http1", "maxEmptyLines", "empty lines before a request", "400"},
 	{"dataplane/http1", "maxMethod", "bytes of a method", "501"},
 	{"dataplane/http1", "maxOptions", "names in Connection fields of a head", "400; of a response: 502, and the connection to the application ends"},
 	{"dataplane/http1", "maxExtensions", "bytes of chunk extensions, a body", "the body is malformed: the connection ends"},
