@@ -220,6 +220,41 @@ func TestSizeOfHeads(t *testing.T) {
 	}
 }
 
+// TestLineEndsBehindTheLast: what a client sends behind its last request and means nothing by is answered by nothing, when
+// it ends the connection (aspnetcore 42697).
+func TestLineEndsBehindTheLast(t *testing.T) {
+	s := newStage(t, Config{})
+	pod := s.e.AddPod("p")
+	app := &pathApp{}
+	front := s.front(pod, &svc{pod: pod, to: s.app(app.serve)}, false)
+	for _, behind := range []string{"", "\r", "\r\n", "\r\n\r", "\r\n\r\n", strings.Repeat("\r\n", 8)} {
+		for _, apart := range []bool{false, true} {
+			c := dial(t, front)
+			br := bufio.NewReader(c)
+			const get = "GET / HTTP/1.1\r\n" + okHost + "\r\n"
+			if apart {
+				io.WriteString(c, get)
+			} else {
+				io.WriteString(c, get+behind)
+			}
+			res, err := http.ReadResponse(br, nil)
+			if err != nil || res.StatusCode != 200 {
+				t.Fatalf("%q: %v %v", behind, res, err)
+			}
+			_, _ = io.Copy(io.Discard, res.Body)
+			if apart {
+				io.WriteString(c, behind)
+			}
+			if err := c.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			if rest, err := io.ReadAll(br); len(rest) > 0 || err != nil {
+				t.Errorf("%q, apart %v: answered with %q, %v", behind, apart, rest, err)
+			}
+		}
+	}
+}
+
 // TestEmptyLineAfterABody: the empty line that some clients put behind a body (RFC 9112
 // 2.2) begins no head: the deadline of heads does not run, no buffer is held, and the next
 // request is served. A ninth one is refused.

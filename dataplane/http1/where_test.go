@@ -42,6 +42,7 @@ func TestFaultsAreNamed(t *testing.T) {
 		{true, ok + "X A: 1\r\n\r\n", "field name.*field 'x a', byte 0x20"},
 		{true, ok + "Y: 1\r\nX(A): 1\r\n\r\n", `field name.*field 'x\(a\)', byte 0x28`},
 		{true, ok + "X\x1b[31m\": 1\r\n\r\n", `field name.*field 'x\\x1b\[31m\\x22', byte 0x1b`},
+		{true, ok + "Secured by Excellent Serv :\r\n\r\n", "field name.*field 'secured by excellent serv ', byte 0x20"}, // nghttp2 698
 		{true, ok + "nothing\r\n\r\n", "field name.*field 'nothing', byte 0x0d"},
 		{true, ok + strings.Repeat("y", 100) + " z: 1\r\n\r\n", "field name.*field 'yyy.*[.][.][.]', byte 0x20"},
 		{true, ok + "X-A: 1\r\n 2\r\n\r\n", "folded.*after field 'x-a', byte 0x20"},
