@@ -493,7 +493,7 @@ func (l *Loop) allProblems(c *change) []model.Problem {
 		return cmp.Or(cmp.Compare(a.Where, b.Where), cmp.Compare(a.Object, b.Object), cmp.Compare(a.Reason, b.Reason))
 	})
 	l.merged.changed = false
-	l.all, l.allCompiled = append(out, l.compiled...), len(l.compiled)
+	l.all, l.allCompiled = input.Problems(out, l.compiled), len(l.compiled)
 	if l.allCompiled > 0 {
 		l.allFirst = &l.compiled[0]
 	}

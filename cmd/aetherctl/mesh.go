@@ -18,6 +18,7 @@ import (
 
 	"aether/controlplane/compile"
 	"aether/controlplane/file"
+	"aether/controlplane/input"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 )
@@ -197,6 +198,7 @@ func (m *mesh) load(node string) *snapshot.Snapshot {
 		return s
 	}
 	l, known := m.locals[node]
+	var reported []model.Problem
 	if !known {
 		in, problems := m.views.Mesh(node)
 		l.workloads = in.Workloads
@@ -204,7 +206,7 @@ func (m *mesh) load(node string) *snapshot.Snapshot {
 			l.place = [2]string{in.Region, in.Zone}
 		}
 		m.locals[node] = l
-		m.tell(problems)
+		reported = problems
 	}
 	x, ok := m.places.get(l.place)
 	if ok {
@@ -216,7 +218,7 @@ func (m *mesh) load(node string) *snapshot.Snapshot {
 	}
 	s, problems := x.Update()
 	if !known {
-		m.tell(problems)
+		m.tell(input.Problems(reported, problems))
 	}
 	m.nodes.put(node, s)
 	return s

@@ -52,7 +52,11 @@ func compileFilters(objects []model.HTTPFilter) []*httpFilter {
 			}
 		}
 		if len(f.Targets) == 0 && (f.Scope == model.ScopeChain || f.Scope == model.ScopeInbound) {
-			f.problems = append(f.problems, problem(f.object, "it names no target and governs nothing: name a Service of its namespace in targetRefs"))
+			p := problem(f.object, "it names no target and governs nothing: name a Service of its namespace in targetRefs")
+			if f.Invalid != "" {
+				p.Part = model.AllParts
+			}
+			f.problems = append(f.problems, p)
 		}
 		out[i] = f
 	}
@@ -84,6 +88,7 @@ func (f *httpFilter) refuse(format string, args ...any) {
 func (f *httpFilter) read() {
 	if f.Invalid != "" {
 		f.refuse("%s", f.Invalid)
+		f.problems[len(f.problems)-1].Part = model.AllParts
 		return
 	}
 	forms := 0

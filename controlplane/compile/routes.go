@@ -88,6 +88,17 @@ func (r *route) warn(format string, args ...any) {
 	r.problems = append(r.problems, problem(r.object, format, args...))
 }
 
+// repeat makes the last problem one that the route's source has reported, if why is the source's.
+func repeat(problems []model.Problem, why, sources, part string) {
+	if sources != "" && why == sources {
+		problems[len(problems)-1].Part = part
+	}
+}
+
+func rulePart(i int) string { return "rules[" + strconv.Itoa(i) + "]" }
+
+func backendPart(i, j int) string { return rulePart(i) + ".backendRefs[" + strconv.Itoa(j) + "]" }
+
 func (r *route) known() bool { return r.Kind >= model.GRPCRoute && r.Kind <= model.TCPRoute }
 
 func (r *route) ruleName(i int) string {
@@ -124,6 +135,7 @@ func (r *route) readRule(i int, twice string) routeRule {
 	refuse := func(why string) {
 		if out.invalid == "" && why != "" {
 			r.warn("%s: %s; requests that pick it get 500", out.name, why)
+			repeat(r.problems, why, in.Invalid, rulePart(i))
 			out.invalid = why
 		}
 	}
@@ -160,6 +172,7 @@ func (r *route) readRawRule(i int, twice string) routeRule {
 	}
 	if out.invalid == "" && why != "" {
 		r.warn("%s: %s; connections to it are refused", out.name, why)
+		repeat(r.problems, why, in.Invalid, rulePart(i))
 		out.invalid = why
 	}
 	return out
@@ -516,7 +529,7 @@ func (at *attached) rule(x *Index, r *route, i int) *snapshot.Rule {
 		}
 		return out
 	}
-	own, why := at.level(x, r, static.filters, who, say)
+	own, why := at.level(x, r, static.filters, who, rulePart(i), say)
 	if why != "" {
 		say("%s; requests that pick it get 500", why)
 		out.Invalid, out.Pipe = refuse(why), refusePipe
@@ -545,12 +558,13 @@ func (at *attached) rule(x *Index, r *route, i int) *snapshot.Rule {
 			w.Backend, why = at.reference(x, r, ref, model.HTTP)
 		}
 		if why == "" && len(b.filters) > 0 {
-			l, _ := at.level(x, r, b.filters, who, say)
+			l, _ := at.level(x, r, b.filters, who, backendPart(i, j), say)
 			w.Pipe = fold(own, l, pol, who)
 			why = pipeTooLong(w.Pipe)
 		}
 		if why != "" {
 			say("backendRef %s port %d: %s; its share of the requests gets 500", ref.Service, ref.Port, why)
+			repeat(at.s.problems, why, ref.Invalid, backendPart(i, j))
 			w.Backend, w.Pipe, w.Invalid = nil, out.Pipe, refuse(fmt.Sprintf("backendRef %s port %d: %s", ref.Service, ref.Port, why))
 		}
 		out.WeightSum += uint64(ref.Weight)
@@ -563,8 +577,8 @@ func (at *attached) rule(x *Index, r *route, i int) *snapshot.Rule {
 	return out
 }
 
-// level finds what the filters of a rule or backend refer to; why: what is not there.
-func (at *attached) level(x *Index, r *route, filters []ruleFilter, who int, say func(format string, args ...any)) (l *level, why string) {
+// level finds what the filters of part, a rule or backend, refer to; why: what is not there.
+func (at *attached) level(x *Index, r *route, filters []ruleFilter, who int, part string, say func(format string, args ...any)) (l *level, why string) {
 	if len(filters) == 0 {
 		return nil, ""
 	}
@@ -585,6 +599,7 @@ func (at *attached) level(x *Index, r *route, filters []ruleFilter, who int, say
 			}
 			if bad != "" { // the original is never harmed
 				say("mirror to %s port %d: %s; nothing is mirrored there", ref.Service, ref.Port, bad)
+				repeat(at.s.problems, bad, ref.Invalid, part+".filters["+strconv.Itoa(i)+"]")
 				continue
 			}
 			l.mirrors = append(l.mirrors, m)
@@ -733,6 +748,7 @@ func (at *attached) weigh(x *Index, r *route, from, to int) *snapshot.Split {
 			}
 			if why != "" {
 				at.problem(r, "%s: backendRef %s port %d: %s; its share of the connections is refused", r.rules[i].name, ref.Service, ref.Port, why)
+				repeat(at.s.problems, why, ref.Invalid, backendPart(i, j))
 				w = snapshot.Weighted{Invalid: refuse(r.rules[i].name, fmt.Sprintf("backendRef %s port %d: %s", ref.Service, ref.Port, why))}
 			}
 			out.WeightSum += uint64(ref.Weight)

@@ -234,6 +234,7 @@ func (b *builder) filters(same []item) {
 			}
 			why := fmt.Sprintf("is defined twice, also at %s: neither is in force, and what they govern is refused; keep one of the two", place(other.file, other.line))
 			b.report(it, it.line, "%s", why)
+			b.problems[len(b.problems)-1].Part = model.AllParts
 			if f.Invalid == "" {
 				f.Invalid = why
 			}

@@ -173,7 +173,7 @@ func finish(in []problem) []model.Problem {
 				Reason: fmt.Sprintf("%d more problems are not listed: mend the ones above first", len(in)-i),
 			})
 		}
-		out = append(out, model.Problem{Object: p.Object, Where: place(p.File, p.Line), Reason: p.Reason, Since: p.Since})
+		out = append(out, model.Problem{Object: p.Object, Where: place(p.File, p.Line), Reason: p.Reason, Part: p.Part, Since: p.Since})
 	}
 	return out
 }

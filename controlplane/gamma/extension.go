@@ -48,7 +48,7 @@ func (r *Reader) Filter(o Object) *model.HTTPFilter {
 		}
 	}
 	if f.Invalid = mark; mark != "" {
-		r.Report(o.String(), o.Line(), "marked as refused: %s; %s", mark, cost)
+		r.refuse(model.AllParts, o.String(), o.Line(), "marked as refused: %s; %s", mark, cost)
 	}
 	if len(c.flaws) > 0 {
 		bare, _ := o.find(spec())
@@ -59,7 +59,7 @@ func (r *Reader) Filter(o Object) *model.HTTPFilter {
 		n := 0
 		for i, w := range c.flaws {
 			if i < MaxRefusals {
-				r.Report(o.String(), w.Line, "%s; %s", w.Reason, cost)
+				r.refuse(model.AllParts, o.String(), w.Line, "%s; %s", w.Reason, cost)
 			}
 			if mark == "" {
 				f.Invalid = addReason(f.Invalid, r.because(w), &n)

@@ -105,7 +105,7 @@ func (c *ruleReader) mirror(b *model.BackendRef, in *gatewayv1.BackendObjectRefe
 	*b = ref
 	const cost = "nothing is mirrored there"
 	if why != "" {
-		c.report(line, "%s: %s; %s", where, why, cost)
+		c.reportRefusal(where, line, "%s: %s; %s", where, why, cost)
 	} else {
 		c.permit(b, foreignRef{c.i, backend, n, line, where, cost})
 	}

@@ -84,7 +84,7 @@ func (r *Reader) Resolve(f *Route, permitted func(from RoutesOf, to model.Servic
 		}
 		ref.Invalid = fmt.Sprintf("RefNotPermitted: no ReferenceGrant in namespace %s lets %ss of namespace %s name Service %s: add one",
 			ref.Service.Namespace, out.Kind, out.Namespace, ref.Service.Name)
-		r.Report(Label(out.Kind.String(), out.Namespace, out.Name), f.foreign[i].line, "%s: %s; %s", f.foreign[i].where, ref.Invalid, f.foreign[i].cost)
+		r.refuse(f.foreign[i].where, Label(out.Kind.String(), out.Namespace, out.Name), f.foreign[i].line, "%s: %s; %s", f.foreign[i].where, ref.Invalid, f.foreign[i].cost)
 	}
 	return out
 }

@@ -115,6 +115,7 @@ type Problem struct {
 	Object, File string
 	Line         int // 0: the whole file, or none
 	Reason       string
+	Part         string    // see model.Problem
 	Since        time.Time // see model.Problem
 }
 
@@ -146,7 +147,12 @@ type Reader struct {
 
 // Report adds a problem.
 func (r *Reader) Report(object string, line int, format string, args ...any) {
-	r.Problems = append(r.Problems, Problem{Object: object, File: r.File, Line: line, Reason: fmt.Sprintf(format, args...)})
+	r.refuse("", object, line, format, args...)
+}
+
+// refuse adds a problem by which part of the object is refused.
+func (r *Reader) refuse(part, object string, line int, format string, args ...any) {
+	r.Problems = append(r.Problems, Problem{Object: object, File: r.File, Line: line, Reason: fmt.Sprintf(format, args...), Part: part})
 }
 
 // Strict decodes o into into, a pointer to a Kubernetes type.

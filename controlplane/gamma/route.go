@@ -190,11 +190,16 @@ func (c *routeReader) words(requests, connections string) string {
 }
 
 func (c *routeReader) report(line int, format string, args ...any) {
+	c.reportRefusal("", line, format, args...)
+}
+
+// reportRefusal reports that a part of the route is refused.
+func (c *routeReader) reportRefusal(part string, line int, format string, args ...any) {
 	switch c.said++; {
 	case c.said < MaxRefusals:
-		c.r.Report(c.o.String(), line, format, args...)
+		c.r.refuse(part, c.o.String(), line, format, args...)
 	case c.said == MaxRefusals:
-		c.r.Report(c.o.String(), line, "more is wrong with this route than is said here: mend the above first")
+		c.r.refuse(model.AllParts, c.o.String(), line, "more is wrong with this route than is said here: mend the above first")
 	}
 }
 
@@ -223,11 +228,11 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 	for _, f := range flaws {
 		if i, ok := ruleOf(f.Path); ok && i < len(c.f.Route.Rules) {
 			c.spoil(i, r.because(f))
-			c.report(f.Line, "%s; rules[%d] is refused: %s", f.Reason, i, each)
+			c.reportRefusal(rulePart(i), f.Line, "%s; rules[%d] is refused: %s", f.Reason, i, each)
 			continue
 		}
 		r.Doubt = true
-		c.report(f.Line, "%s; the whole route is refused: %s", f.Reason, each)
+		c.reportRefusal(model.AllParts, f.Line, "%s; the whole route is refused: %s", f.Reason, each)
 		if len(c.f.Route.Rules) == 0 {
 			c.f.Route.Rules, c.reasons = []model.Rule{{Matches: c.unread()}}, make([]int, 1)
 		}
@@ -344,6 +349,9 @@ func ruleOf(path string) (int, bool) {
 	i, err := strconv.Atoi(n)
 	return i, ok && err == nil
 }
+
+// rulePart is the part of a route that a rule is.
+func rulePart(i int) string { return fmt.Sprintf("rules[%d]", i) }
 
 // spoil adds a reason to what is wrong with rule i.
 func (c *routeReader) spoil(i int, why string) {
@@ -536,7 +544,7 @@ func (c *ruleReader) refuse(line int, format string, args ...any) {
 	}
 	why := fmt.Sprintf(format, args...)
 	c.spoil(c.i, why)
-	c.report(line, "rules[%d]: %s; %s", c.i, why, c.words("requests that pick this rule get 500", "connections that pick this rule are refused"))
+	c.reportRefusal(rulePart(c.i), line, "rules[%d]: %s; %s", c.i, why, c.words("requests that pick this rule get 500", "connections that pick this rule are refused"))
 }
 
 func (c *routeReader) rule(i int) {
@@ -547,7 +555,7 @@ func (c *routeReader) rule(i int) {
 	rule := t.rule()
 	if t.mark != "" {
 		rule.Invalid = t.mark
-		c.report(t.at(), "rules[%d]: marked as refused: %s; %s", i, t.mark, c.words("requests that pick this rule get 500", "connections that pick this rule are refused"))
+		c.reportRefusal(rulePart(i), t.at(), "rules[%d]: marked as refused: %s; %s", i, t.mark, c.words("requests that pick this rule get 500", "connections that pick this rule are refused"))
 	}
 	for j := range in.http {
 		rule.Matches = append(rule.Matches, t.httpMatch(j))
@@ -693,7 +701,7 @@ func (c *ruleReader) backend(j int) model.BackendRef {
 	cost := c.words("its share of requests gets 500", "its share of connections is refused")
 	where := fmt.Sprintf("rules[%d].backendRefs[%d]", c.i, j)
 	if why != "" {
-		c.report(line, "%s: %s; %s", where, why, cost)
+		c.reportRefusal(where, line, "%s: %s; %s", where, why, cost)
 	} else {
 		c.permit(&b, foreignRef{c.i, j, -1, line, where, cost})
 	}

@@ -182,7 +182,7 @@ func (s *State) tell(kind string, n name, said []Problem) {
 	label := Label(kind, n.Namespace, n.Name)
 	var list []model.Problem
 	for _, p := range said {
-		list = append(list, model.Problem{Object: p.Object, Where: Place(p.File, p.Line), Reason: p.Reason})
+		list = append(list, model.Problem{Object: p.Object, Where: Place(p.File, p.Line), Reason: p.Reason, Part: p.Part})
 	}
 	if slices.Equal(list, s.problems[label]) {
 		return

@@ -117,3 +117,24 @@ func add[K comparable, V any](to *map[K]V, from map[K]V) {
 	}
 	maps.Copy(*to, from)
 }
+
+// Problems are those that sources reported and then those of compiling what they said, without those that
+// repeat a refusal which its source reports itself, with its place.
+func Problems(reported, compiled []model.Problem) []model.Problem {
+	type part struct{ object, part string }
+	have := map[part]struct{}{}
+	for i := range reported {
+		if p := &reported[i]; p.Part != "" {
+			have[part{p.Object, p.Part}] = struct{}{}
+		}
+	}
+	for i := range compiled {
+		p := &compiled[i]
+		_, one := have[part{p.Object, p.Part}]
+		_, all := have[part{p.Object, model.AllParts}]
+		if p.Part == "" || !one && !all {
+			reported = append(reported, *p)
+		}
+	}
+	return reported
+}

@@ -534,9 +534,16 @@ type Problem struct {
 	Object string // "Pod shop/cart-1"
 	Where  string // "shop.yaml:12", empty when unknown
 	Reason string // says what, and how to mend it
+	// Part is what of the object its own source refuses: "rules[0]", "rules[0].backendRefs[1]", or AllParts.
+	// Compiling repeats such a refusal with the same Part, for a source that does not report it any more.
+	// Empty: the problem is no such refusal.
+	Part string `json:"-"`
 	// Since when what it last was is kept in its place; zero: nothing is kept.
 	Since time.Time `json:",omitzero"`
 }
+
+// AllParts is the Part of a problem by which all of an object is refused.
+const AllParts = "*"
 
 // Direction of a flow, seen from the workload's pod.
 type Direction uint8
