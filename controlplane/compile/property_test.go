@@ -134,7 +134,28 @@ func spoil(r *rand.Rand, m *model.Mesh) (*model.Mesh, string) {
 		i := r.IntN(len(o.Rules))
 		return &o.Rules[i], fmt.Sprintf("%s %s/%s rule %d", o.Kind, o.Namespace, o.Name, i+1)
 	}
-	switch r.IntN(10) {
+	raw := func() (*model.Route, string) { // of connections
+		if len(n.Routes) == 0 {
+			return nil, ""
+		}
+		o := &n.Routes[r.IntN(len(n.Routes))]
+		if o.Kind != model.TLSRoute && o.Kind != model.TCPRoute {
+			return nil, ""
+		}
+		return o, fmt.Sprintf("%s %s/%s", o.Kind, o.Namespace, o.Name)
+	}
+	switch r.IntN(12) {
+	case 10:
+		if o, what := raw(); o != nil && len(o.ServerNames) > 0 {
+			o.ServerNames = slices.Clone(o.ServerNames)
+			o.ServerNames[r.IntN(len(o.ServerNames))] = []string{"", "*", "*.", "a..b", "a_b", "a.*.b", "a:1", strings.Repeat("a", 300)}[r.IntN(8)]
+			return &n, "server name of " + what
+		}
+	case 11:
+		if o, what := raw(); o != nil && len(o.Parents) > 0 {
+			o.Rules = nil
+			return &n, "no rules of " + what
+		}
 	case 0:
 		if x, what := rule(); x != nil {
 			x.Invalid = "spoiled"
@@ -263,6 +284,9 @@ func aimed(r *rand.Rand, m *model.Mesh) (model.Flow, httpmsg.Head) {
 			if r.IntN(2) == 0 {
 				f.Namespace = o.Namespace
 			}
+		}
+		if len(o.ServerNames) > 0 && r.IntN(2) == 0 {
+			f.Sniff, f.Host = model.SniffTLS, strings.Replace(o.ServerNames[r.IntN(len(o.ServerNames))], "*", "x", 1)
 		}
 		if len(o.Rules) > 0 {
 			if rule := &o.Rules[r.IntN(len(o.Rules))]; len(rule.Matches) > 0 {

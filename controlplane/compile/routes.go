@@ -19,6 +19,7 @@ type route struct {
 	object   string // "HTTPRoute shop/cart"
 	rules    []routeRule
 	names    []serverName // of a TLSRoute
+	unread   bool         // a server name of it cannot be read, and may be any
 	problems []model.Problem
 
 	// What it names, each once.
@@ -196,7 +197,11 @@ func (r *route) readNames() {
 			}
 		}
 		if !hostName(host) {
-			r.warn("%q is no server name: write a host name, or *. and one", n)
+			r.unread = true
+			r.warn("%q is no server name: write a host name, or *. and one; until then no connection with a server name gets through on the ports of the route", n)
+			if n == model.AnyServerName {
+				r.problems[len(r.problems)-1].Part = model.AllParts
+			}
 			continue
 		}
 		if !slices.Contains(r.names, s) {
@@ -763,10 +768,22 @@ func (at *attached) weigh(x *Index, r *route, from, to int) *snapshot.Split {
 	return out
 }
 
-// arms are the server names of the service's TLSRoutes, most specific first.
+// arms are the server names of the service's TLSRoutes, most specific first; what cannot be read
+// stands before them all, for it may have been any of them (decision 063).
 func (at *attached) arms(x *Index) []snapshot.TLSArm {
 	var out []snapshot.TLSArm
 	for _, h := range at.tls {
+		refused := func(why string) *snapshot.Split {
+			return &snapshot.Split{Name: h.object, Invalid: h.object + " cannot be honoured: " + why + "\n"}
+		}
+		if h.unread {
+			out = append(out, snapshot.TLSArm{Port: h.port, Caller: at.who(h.route), Below: true, Split: refused("a server name of it cannot be read")})
+		}
+		if len(h.rules) == 0 {
+			for _, n := range h.names {
+				out = append(out, snapshot.TLSArm{Port: h.port, Caller: at.who(h.route), Name: n.name, Below: n.below, Split: refused("it has no rules")})
+			}
+		}
 		for i := range h.rules {
 			split := at.weigh(x, h.route, i, i+1)
 			for _, n := range h.names {
@@ -775,7 +792,7 @@ func (at *attached) arms(x *Index) []snapshot.TLSArm {
 		}
 	}
 	slices.SortStableFunc(out, func(a, b snapshot.TLSArm) int {
-		return cmp.Or(falseFirst(a.Below, b.Below), cmp.Compare(len(b.Name), len(a.Name)))
+		return cmp.Or(falseFirst(a.Name != "", b.Name != ""), falseFirst(a.Below, b.Below), cmp.Compare(len(b.Name), len(a.Name)))
 	})
 	// Each group of callers has its own bound on each port, so that nobody's routes
 	// crowd out another's.

@@ -219,7 +219,7 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 		c.rule(i)
 	}
 	if len(in.rules) == 0 && c.raw() {
-		c.report(o.At("spec", "rules"), "no rules: nothing is forwarded; write one with backendRefs")
+		c.report(o.At("spec", "rules"), "no rules: what the route takes is refused; write one with backendRefs")
 	}
 	c.widen(flaws)
 	// Flaws inside a rule spoil that rule; any other spoils them all, for who
@@ -439,6 +439,13 @@ func (c *routeReader) parents(flaws *[]Flaw) {
 			if c.r.API {
 				continue // a gateway's affair
 			}
+			if near := Distance(strings.ToLower(string(kind)), "service"); near <= 2 && kind != "Service" && (group == "" || group == "core") {
+				*flaws = append(*flaws, Flaw{Path: fmt.Sprintf("spec.parentRefs[%d]", i), Line: at("parentRefs", strconv.Itoa(i), "kind"),
+					Reason: fmt.Sprintf("parentRefs[%d]: kind %.100q does not exist: write Service", i, kind)})
+				kind = "Service"
+			}
+		}
+		if kind != "Service" || group != "" && group != "core" {
 			c.report(at("parentRefs", strconv.Itoa(i)), "parentRefs[%d] is a %.100s: this source attaches routes to Services (group \"\", kind Service) and leaves this parent alone", i, kind)
 			continue
 		}
@@ -478,17 +485,21 @@ func (c *routeReader) hostnames(flaws *[]Flaw) {
 		return
 	}
 	switch n := len(c.in.hostnames); {
-	case n == 0:
-		c.report(line, "no hostnames: a TLSRoute is chosen by the server name, and takes nothing without one; write them")
+	case n == 0 && !slices.ContainsFunc(*flaws, ofHostnames):
+		*flaws = append(*flaws, Flaw{Path: "spec.hostnames", Line: line, Reason: "no hostnames: a TLSRoute is chosen by the server name; write them"})
 	case n > maxServerNames:
-		*flaws = append(*flaws, Flaw{Line: line, Reason: fmt.Sprintf("%d hostnames, the limit is %d: write several routes", n, maxServerNames)})
+		*flaws = append(*flaws, Flaw{Path: "spec.hostnames", Line: line, Reason: fmt.Sprintf("%d hostnames, the limit is %d: write several routes", n, maxServerNames)})
 		c.in.hostnames = c.in.hostnames[:maxServerNames]
 	}
 	have := map[string]bool{}
 	for i, h := range c.in.hostnames {
 		name := strings.ToLower(string(h))
+		if name == model.AnyServerName && len(c.marks) > 0 {
+			c.f.Route.ServerNames = append(c.f.Route.ServerNames, name) // as a dump writes what could not be read
+			continue
+		}
 		if why := badHost(strings.TrimPrefix(name, "*.")); why != "" {
-			*flaws = append(*flaws, Flaw{Line: c.o.At("spec", "hostnames", strconv.Itoa(i)), Reason: fmt.Sprintf("hostnames[%d]: %.100q %s, or *. and one", i, h, why)})
+			*flaws = append(*flaws, Flaw{Path: fmt.Sprintf("spec.hostnames[%d]", i), Line: c.o.At("spec", "hostnames", strconv.Itoa(i)), Reason: fmt.Sprintf("hostnames[%d]: %.100q %s, or *. and one", i, h, why)})
 			continue
 		}
 		if !have[name] {
@@ -496,6 +507,15 @@ func (c *routeReader) hostnames(flaws *[]Flaw) {
 			c.f.Route.ServerNames = append(c.f.Route.ServerNames, name)
 		}
 	}
+	// What cannot be read may have been any name, and must not be left to the port.
+	if slices.ContainsFunc(*flaws, ofHostnames) && !slices.Contains(c.f.Route.ServerNames, model.AnyServerName) {
+		c.f.Route.ServerNames = append(c.f.Route.ServerNames, model.AnyServerName)
+	}
+}
+
+// ofHostnames: f may hide a server name.
+func ofHostnames(f Flaw) bool {
+	return f.Path == "" || f.Path == beyond || f.Path == "spec" || strings.HasPrefix(f.Path, "spec.hostnames") || f.Unknown && strings.Count(f.Path, ".") <= 1
 }
 
 // badHost says why s is no lower-case DNS name; empty: it is one.

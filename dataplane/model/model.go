@@ -205,10 +205,15 @@ type Route struct {
 	Created   time.Time
 	Parents   []ParentRef
 	// ServerNames of a TLSRoute: exact, or "*." and a suffix, which stands for one
-	// label or more; lower case. Other kinds have none.
+	// label or more; lower case. Other kinds have none. AnyServerName stands for one that cannot
+	// be read, and its route refuses.
 	ServerNames []string
 	Rules       []Rule
 }
+
+// AnyServerName stands among the server names of a TLSRoute for what was written there and cannot be
+// read: it may have been any name, so that all are refused (decision 063).
+const AnyServerName = "*"
 
 // ParentRef names a Service the route is attached to; Port 0: all its ports.
 type ParentRef struct {

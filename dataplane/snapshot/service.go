@@ -145,7 +145,7 @@ type Split struct {
 type TLSArm struct {
 	Port   uint16 // 0: every such port
 	Caller string // not empty: a consumer's, for callers of this namespace only
-	Name   string // lower case; where Below, the part behind "*", as ".example.com"
+	Name   string // lower case; where Below, the part behind "*", as ".example.com"; empty: every name
 	Below  bool
 	Split  *Split
 }

@@ -42,7 +42,9 @@ func (w *world) captured(f *model.Flow, pick uint32) Answer {
 	// Step 1: a server name that a TLSRoute claims.
 	arms := w.tlsArms(svc, d, f.Namespace)
 	if f.Sniff == model.SniffTLS {
-		if arm := bestServerName(arms, f.Host); arm != nil {
+		if arm := bestServerName(arms, f.Host); arm != nil && arm.refuses {
+			return refuse("invalid-backend")
+		} else if arm != nil {
 			return w.forwardRaw(w.split(svc, []*model.Route{arm.route}, arm.rules), "tls-route", pick)
 		}
 	}
@@ -214,6 +216,9 @@ func bestServerName(arms []tlsArm, host string) *tlsArm {
 	var best *tlsArm
 	for i := range arms {
 		a := &arms[i]
+		if a.unread { // it may have been this name, and goes before all
+			return a
+		}
 		if rest, wild := strings.CutPrefix(a.name, "*."); wild {
 			if suffix := "." + rest; rest == "" || !strings.HasSuffix(host, suffix) || len(host) == len(suffix) {
 				continue

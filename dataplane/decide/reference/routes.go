@@ -136,7 +136,12 @@ type tlsArm struct {
 	name  string // lower case; "*." and a suffix where it is wild
 	route *model.Route
 	rules []model.Rule
+	// refuses: the name cannot be read and may be any, or there are no rules.
+	unread, refuses bool
 }
+
+// serverName is a DNS name in lower case, or "*." and one.
+var serverName = regexp.MustCompile(`^(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // tlsArms are in force for a dial to port d: not on an HTTP port, nor on 18081
 // where the service serves HTTP at all (4.2 step 1).
@@ -161,9 +166,10 @@ func (w *world) tlsArms(s *service, d uint16, caller string) []tlsArm {
 		for _, n := range ports {
 			for _, r := range w.routesOn(s, n, model.TLSRoute, g) {
 				for _, name := range r.ServerNames {
-					for i := range min(len(r.Rules), 1) { // every rule has the route's names: the first takes all
-						arms = append(arms, tlsArm{strings.ToLower(name), r, r.Rules[i : i+1]})
-					}
+					name = strings.ToLower(name)
+					unread := !serverName.MatchString(name) || len(strings.TrimPrefix(name, "*.")) > 253
+					// Every rule has the route's names: the first takes all.
+					arms = append(arms, tlsArm{name, r, r.Rules[:min(len(r.Rules), 1)], unread, unread || len(r.Rules) == 0})
 				}
 			}
 		}
