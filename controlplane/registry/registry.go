@@ -29,6 +29,25 @@ func ParseService(key string) (model.ServiceName, error) {
 	return model.ServiceName{Namespace: ns, Name: name}, nil
 }
 
+// NameFault says why no mesh service can have the name n; empty: one can. Namespaces of Kubernetes are DNS labels (RFC 1123),
+// and so is the part of a mesh name that a ServiceAccount is: one with dots in it has none (contract 1.1).
+func NameFault(n model.ServiceName) string {
+	switch {
+	case !dnsLabel(n.Namespace):
+		return fmt.Sprintf("namespace %.128q cannot be one: write lower-case letters, digits and -, a letter or digit at both ends, 63 at most", n.Namespace)
+	case !dnsLabel(n.Name):
+		return fmt.Sprintf("service account %.128q cannot be a part of a mesh name: give the pods one of lower-case letters, digits and -, a letter or digit at both ends, 63 at most", n.Name)
+	}
+	return ""
+}
+
+func dnsLabel(s string) bool {
+	if s == "" || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(c rune) bool { return (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' })
+}
+
 // Fault is a kind of what cannot be used in a store, for counters: a closed set.
 type Fault string
 

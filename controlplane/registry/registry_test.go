@@ -191,3 +191,22 @@ func TestParseService(t *testing.T) {
 		}
 	}
 }
+
+// TestNameFault: a name is one where Kubernetes takes it as a namespace, and a mesh name as one label.
+func TestNameFault(t *testing.T) {
+	for i, part := range []string{"cart", "1cart", "a", "c-1", strings.Repeat("a", 63)} {
+		for _, n := range []model.ServiceName{{Namespace: part, Name: "cart"}, {Namespace: "shop", Name: part}} {
+			if why := NameFault(n); why != "" {
+				t.Errorf("%d: %s", i, why)
+			}
+		}
+	}
+	for _, part := range []string{"", "Cart", "a.b", "a_b", "-a", "a-", "a b", "é", "a\x00", "a\n", strings.Repeat("a", 64)} {
+		if why := NameFault(model.ServiceName{Namespace: part, Name: "cart"}); !strings.HasPrefix(why, "namespace ") || !strings.Contains(why, "write ") {
+			t.Errorf("namespace %q: %q", part, why)
+		}
+		if why := NameFault(model.ServiceName{Namespace: "shop", Name: part}); !strings.HasPrefix(why, "service account ") || !strings.Contains(why, "give ") {
+			t.Errorf("name %q: %q", part, why)
+		}
+	}
+}

@@ -330,7 +330,7 @@ var bounds = []bound{
 	{"controlplane/registrar/server", "maxHeaderBytes", "bytes of a request's header list", "it is refused"},
 	{"controlplane/registrar/server", "maxWatchers", "watch streams", "a further one is refused (RESOURCE_EXHAUSTED): the node tries another replica"},
 	{"controlplane/registrar/server", "maxFilter", "services that a watch names", "it is refused (INVALID_ARGUMENT)"},
-	{"controlplane/registrar/server", "maxName", "bytes of a watcher's cluster, node and instance, and of a registered service's namespace and name", "it is refused (INVALID_ARGUMENT)"},
+	{"controlplane/registrar/server", "maxName", "bytes of a watcher's cluster, node and instance", "it is refused (INVALID_ARGUMENT)"},
 	{"controlplane/registrar/server", "maxRowBytes", "bytes of a row that is registered", "it is refused (INVALID_ARGUMENT)"},
 	{"controlplane/registrar/server", "maxStoredBytes", "bytes of a row of the store, with its service's name", "it is left out, counted and logged: a node could not take it"},
 	{"controlplane/registrar/server", "maxIPs", "addresses of an UnregisterEndpoint", "it is refused (INVALID_ARGUMENT)"},

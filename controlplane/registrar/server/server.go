@@ -58,7 +58,7 @@ const (
 	maxStoredBytes  = 256 << 10 // of a row of the store, with its service's name: whoever watches must be able to take it
 	maxFilter       = 16384     // services that a watch asks for
 	maxIPs          = 1024      // that one UnregisterEndpoint names
-	maxName         = 253       // bytes of cluster, node and instance, and of a service's namespace and name
+	maxName         = 253       // bytes of cluster, node and instance
 	maxHeaderBytes  = 16 << 10
 	handshakeTime   = 30 * time.Second // many nodes come at once when a replica has gone
 	// syncTime is how long a call waits for the store's first state; then it is to try another replica.
@@ -764,9 +764,10 @@ func (s *Server) RegisterEndpoint(ctx context.Context, req *registrypb.RegisterE
 		s.refused[badService].Inc()
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if max(len(service.Namespace), len(service.Name)) > maxName { // which every node would be told of
+	// What is there already may be removed, whatever it is called, but every node would be told of a new one.
+	if why := registry.NameFault(service); why != "" {
 		s.refused[badService].Inc()
-		return nil, status.Errorf(codes.InvalidArgument, "service %.128q: namespace and name have %d bytes at most", req.GetServiceName(), maxName)
+		return nil, status.Errorf(codes.InvalidArgument, "service %.128q: %s", req.GetServiceName(), why)
 	}
 	if fault, why := registry.RowFault(req.GetEndpoint()); fault != registry.NoFault {
 		s.refused[fault].Inc()

@@ -1185,10 +1185,15 @@ func TestTooLargeForNodes(t *testing.T) {
 	if u := r.unencodable.Value(); u != 3 {
 		t.Errorf("%d counted, want 3", u)
 	}
-	for _, name := range []string{"shop/" + strings.Repeat("s", maxName+1), strings.Repeat("n", maxName+1) + "/cart"} {
+	// Names that Kubernetes would not take as a namespace, or that are no part of a mesh name.
+	for _, name := range []string{"shop/" + strings.Repeat("s", 64), strings.Repeat("n", 64) + "/cart", "Shop/cart", "shop/a.b", "shop/a_b", "-/cart", "shop/cart ", "shop/\x00"} {
 		_, err := r.RegisterEndpoint(t.Context(), &registrypb.RegisterEndpointRequest{ServiceName: name, Endpoint: storetest.HTTP("10.0.0.2", "node-a")})
-		if status.Code(err) != codes.InvalidArgument {
-			t.Errorf("a service of %d bytes: %v", len(name), err)
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "letters, digits and -") {
+			t.Errorf("service %q: %v", name, err)
+		}
+		// What an older registrar let in can be taken out.
+		if _, err := r.UnregisterEndpoint(t.Context(), &registrypb.UnregisterEndpointRequest{ServiceName: name, Ips: []string{"10.0.0.2"}}); err != nil {
+			t.Errorf("removing from service %q: %v", name, err)
 		}
 	}
 }
