@@ -96,6 +96,9 @@ func repeat(problems []model.Problem, why, sources, part string) {
 	}
 }
 
+// allRules is the part of a route without rules that its source has missed, too.
+const allRules = "rules"
+
 func rulePart(i int) string { return "rules[" + strconv.Itoa(i) + "]" }
 
 func backendPart(i, j int) string { return rulePart(i) + ".backendRefs[" + strconv.Itoa(j) + "]" }
@@ -182,6 +185,10 @@ func (r *route) readRawRule(i int, twice string) routeRule {
 func (r *route) readNames() {
 	if r.Kind != model.TLSRoute {
 		return
+	}
+	if len(r.Rules) == 0 {
+		r.warn("it has no rules: what it takes is refused; write one with backendRefs")
+		r.problems[len(r.problems)-1].Part = allRules
 	}
 	if len(r.ServerNames) == 0 {
 		r.warn("it has no server name and takes no connection: name one in hostnames")
@@ -763,6 +770,9 @@ func (at *attached) weigh(x *Index, r *route, from, to int) *snapshot.Split {
 	}
 	if out.WeightSum == 0 {
 		at.problem(r, "Service %s: no backend of it has a weight; connections to it are refused", at.s.name)
+		if from == to {
+			at.s.problems[len(at.s.problems)-1].Part = allRules
+		}
 		out.Invalid = refuse(r.object, "no backend has a weight")
 	}
 	return out

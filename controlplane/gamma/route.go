@@ -219,7 +219,7 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 		c.rule(i)
 	}
 	if len(in.rules) == 0 && c.raw() {
-		c.report(o.At("spec", "rules"), "no rules: what the route takes is refused; write one with backendRefs")
+		c.reportRefusal("rules", o.At("spec", "rules"), "no rules: what the route takes is refused; write one with backendRefs")
 	}
 	c.widen(flaws)
 	// Flaws inside a rule spoil that rule; any other spoils them all, for who
