@@ -85,7 +85,7 @@ var malformed = []struct {
 	{"NUL (case 19)", "GET / HTTP/1.1\r\nHost: good.example\x00.evil\r\n\r\n", "400 control character"},
 	{"folded", "GET / HTTP/1.1\r\n" + okHost + "X: a\r\n b\r\n\r\n", "400 folded"},
 	{"a space before the colon", "GET / HTTP/1.1\r\n" + okHost + "X : a\r\n\r\n", "400 malformed field name"},
-	{"two empty lines", "\r\n\r\nGET / HTTP/1.1\r\n" + okHost + "\r\n", "400 malformed method"},
+	{"nine empty lines", strings.Repeat("\r\n", 9) + "GET / HTTP/1.1\r\n" + okHost + "\r\n", "400 malformed method"},
 	{"absolute-form against a bad Host", "GET http://a/ HTTP/1.1\r\nHost: b@c\r\n\r\n", "400 malformed Host"},
 	{"HTTP/2.0", "GET / HTTP/2.0\r\n" + okHost + "\r\n", "505 unsupported version"},
 	{"garbage", "\x16\x03\x01\x02\x00", "400 malformed method"},
