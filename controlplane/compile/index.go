@@ -553,6 +553,14 @@ func (x *Index) remake(backends []*snapshot.Backend, table *snapshot.EndpointTab
 			keys[k] = struct{}{}
 		}
 		if s.out == nil {
+			if s.podless {
+				for _, ip := range s.ips {
+					if t.Outside == nil {
+						t.Outside = map[netip.Addr]model.ServiceName{}
+					}
+					t.Outside[ip] = s.name
+				}
+			}
 			continue
 		}
 		t.Services = append(t.Services, s.out)

@@ -62,10 +62,12 @@ type view struct {
 	open bool
 	// keeps: it has no rows, and is kept against its removal (contract 4.12).
 	keeps bool
+	// podless: a user's Service, and no pod of the mesh has its name as the ServiceAccount.
+	podless bool
 }
 
 func (v *view) equal(o *view) bool {
-	return v.exists == o.exists && v.broken == o.broken && slices.Equal(v.ports, o.ports) && v.open == o.open && v.keeps == o.keeps
+	return v.exists == o.exists && v.broken == o.broken && slices.Equal(v.ports, o.ports) && v.open == o.open && v.keeps == o.keeps && v.podless == o.podless
 }
 
 // viewPort is a port that callers name, and the pod port behind it.
@@ -130,6 +132,7 @@ func (x *Index) look(s *service) (changed bool) {
 	}
 	s.keeps = len(s.retained) > 0 && len(s.valid) == 0 && !(s.generated() && declares(obj))
 	s.exists = len(s.valid) > 0 || len(s.objects) > 0 || s.await() || s.keeps
+	s.podless = s.user() && len(s.valid) == 0 && !s.await() && !s.keeps
 	switch {
 	case s.broken != "":
 	case s.user():
@@ -161,7 +164,7 @@ func (x *Index) look(s *service) (changed bool) {
 		})
 		s.ports = slices.CompactFunc(s.ports, func(a, b viewPort) bool { return a.number == b.number })
 	}
-	if !slices.Equal(before.ports, s.ports) {
+	if !slices.Equal(before.ports, s.ports) || before.podless != s.podless {
 		s.texts = nil
 	}
 	x.dropBackends(s)
@@ -309,7 +312,12 @@ func (x *Index) text(s *service) *snapshot.Texts {
 		}
 		ends[i] = len(b)
 	}
-	b = append(append(append(b, "no pod of service "...), full...), " is ready on the port asked for\n"...)
+	b = append(append(b, "no pod of service "...), full...)
+	if s.podless {
+		b = append(append(append(b, " is in the mesh: none has the ServiceAccount "...), s.name.Name...), ", and a service's pods are found by their ServiceAccount, not by a selector\n"...)
+	} else {
+		b = append(b, " is ready on the port asked for\n"...)
+	}
 	ends[4] = len(b)
 	x.scratch = b
 	all := string(b)

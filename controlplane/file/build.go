@@ -23,6 +23,7 @@ func (l *loader) views() *Views {
 		nodes:  map[string]*nodeFacts{},
 		pods:   map[string][]*podFacts{},
 		grants: map[string][]*gamma.Grant{},
+		served: map[model.ServiceName]bool{},
 	}
 	b.problems = append(b.problems, l.problems...)
 	var items []item
@@ -57,6 +58,7 @@ func (l *loader) views() *Views {
 			b.nodes[it.node.name] = it.node
 		case it.pod != nil:
 			b.pods[it.pod.namespace] = append(b.pods[it.pod.namespace], it.pod)
+			b.served[model.ServiceName{Namespace: it.pod.namespace, Name: it.pod.account}] = true
 		case it.grant != nil:
 			b.grants[it.grant.Namespace] = append(b.grants[it.grant.Namespace], it.grant)
 		}
@@ -89,9 +91,10 @@ type builder struct {
 	problems []problem
 	taken    map[string]item // by key: names, addresses, namespaces
 	nodes    map[string]*nodeFacts
-	pods     map[string][]*podFacts    // by namespace
-	local    []item                    // pods that have a workload
-	grants   map[string][]*gamma.Grant // by the namespace that grants
+	pods     map[string][]*podFacts     // by namespace
+	served   map[model.ServiceName]bool // ServiceAccounts that pods of the mesh have
+	local    []item                     // pods that have a workload
+	grants   map[string][]*gamma.Grant  // by the namespace that grants
 }
 
 func (b *builder) report(it item, line int, format string, args ...any) {
@@ -164,8 +167,40 @@ func (b *builder) service(it item) {
 				gamma.PortKey(p.Number, p.UDP), p.TargetName, why, AnnotationTargetPorts)
 		}
 	}
+	if !s.Generated {
+		b.checkAccount(it)
+	}
 	b.mesh.Services = append(b.mesh.Services, s)
 }
+
+// checkAccount reports a Service whose selector selects pods of the mesh, none of which has its name as the ServiceAccount.
+// The mesh finds a service's pods by that (contract 1.1), so nothing that is sent to the Service reaches them.
+func (b *builder) checkAccount(it item) {
+	s := it.service
+	if len(s.Selector) == 0 || b.served[s.Service.Name] {
+		return
+	}
+	var have []string
+	for _, pod := range b.pods[s.Service.Name.Namespace] {
+		if pod.account != "" && selects(s.Selector, pod.labels) {
+			have = append(have, pod.account)
+		}
+	}
+	if len(have) == 0 {
+		return
+	}
+	slices.Sort(have)
+	have = slices.Compact(have)
+	more := ""
+	if n := len(have) - maxAccounts; n > 0 {
+		have, more = have[:maxAccounts], fmt.Sprintf(" and %d more", n)
+	}
+	b.report(it, it.line, "metadata.name: the mesh finds a service's pods by their ServiceAccount, and no pod of it has %q; the pods that the selector selects have %s%s. Nothing is delivered to them by this Service: name routes and calls after their ServiceAccount, or give the pods the ServiceAccount %s",
+		s.Service.Name.Name, strings.Join(have, ", "), more, s.Service.Name.Name)
+}
+
+// maxAccounts are named in a problem.
+const maxAccounts = 8
 
 // resolve finds the number that every selected pod gives to p's target name
 // (contract 4.10). Pods that disagree name nothing; there is no fallback.

@@ -31,6 +31,7 @@ const (
 // podFacts: what a Service's selector sees of a pod, and what a managed pod is.
 type podFacts struct {
 	namespace  string
+	account    string // empty: it is not the mesh's
 	labels     map[string]string
 	namedPorts []namedPort
 
@@ -164,6 +165,7 @@ func (r *reader) managed(o gamma.Object, p *corev1.Pod, f *podFacts) []gamma.Fla
 	if len(flaws) > 0 {
 		return flaws
 	}
+	f.account = account
 
 	for _, n := range meta.Notes {
 		r.Report(o.String(), annotation(n.Key), "annotation %s: %q: %s", n.Key, n.Value, n.Reason)

@@ -84,7 +84,11 @@ func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdic
 	switch {
 	case svc == nil:
 		if t != nil {
-			t.add("%s is the address of no service", addr)
+			if n, ok := s.Outside(addr); ok {
+				t.add("%s is the address of Service %s, which has no pods in the mesh: none has the ServiceAccount %s (contract 1.1)", addr, n, n.Name)
+			} else {
+				t.add("%s is the address of no service", addr)
+			}
 		}
 	case svc.Broken != "" && svc.Mesh():
 		return Verdict{Action: Refuse, Reason: BrokenService, Rule: svc.Rule}

@@ -22,6 +22,7 @@ service pay/cart 10.96.0.2
 pods pay/cart 9090
 service shop/cold 10.96.0.3 8080
 catalog shop/cold
+user shop/reviews-v1 10.96.0.4 80:8080
 local shop/web
 local shop/cart 8080,9000=tcp cid=in
 filter shop/nobody rbac policy=p;ns:none
@@ -54,6 +55,9 @@ rule to=pay/cart:9090
 			`HTTPRoute shop/cart rule 1 match 1: path "/x" is not like "/v[0-9]+"`,
 			"no rule matches: the port itself",
 			"shop/cart:8080: 2 endpoints, SNI 8080",
+		}},
+		{"shop/web > 10.96.0.4:80 | GET reviews-v1/", false, []string{
+			"10.96.0.4 is the address of Service shop/reviews-v1, which has no pods in the mesh: none has the ServiceAccount reviews-v1 (contract 1.1)",
 		}},
 		{"shop/web > 10.96.0.1:8080 | GET cart/v1", false, []string{
 			"HTTPRoute shop/cart rule 1 match 1: matches",

@@ -39,7 +39,10 @@ type Tables struct {
 	Workloads []*Workload
 	Backends  []*Backend              // Backends[i].ID == i
 	Addresses map[netip.Addr]*Service // ClusterIPs; each a service of Services
-	Endpoints *EndpointTable          // one set a backend
+	// Outside are the ClusterIPs of Services that are no mesh service: no pod of the mesh has their name as the ServiceAccount.
+	// No decision depends on them; explanations name the Service.
+	Outside   map[netip.Addr]model.ServiceName
+	Endpoints *EndpointTable // one set a backend
 	Semantics model.Semantics
 	SameNode  model.SameNode
 	// SubsetKeys are the metadata keys that any endpoint has and a selection header
@@ -262,6 +265,15 @@ func (s *Snapshot) Address(a netip.Addr) *Service {
 		return nil
 	}
 	return s.t.Services[i]
+}
+
+// Outside is the Service whose address a is, if it is no mesh service (Tables.Outside).
+func (s *Snapshot) Outside(a netip.Addr) (n model.ServiceName, ok bool) {
+	if s == nil {
+		return n, false
+	}
+	n, ok = s.t.Outside[a.Unmap()]
+	return n, ok
 }
 
 func v4Key(a netip.Addr) uint32 {
