@@ -5,6 +5,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -182,7 +183,11 @@ func (s *State) tell(kind string, n name, said []Problem) {
 	label := Label(kind, n.Namespace, n.Name)
 	var list []model.Problem
 	for _, p := range said {
-		list = append(list, model.Problem{Object: p.Object, Where: Place(p.File, p.Line), Reason: p.Reason, Part: p.Part})
+		q := model.Problem{Object: p.Object, Where: Place(p.File, p.Line), Reason: p.Reason, Part: p.Part}
+		if p.Reason == stays {
+			q.Since = s.staysSince(label)
+		}
+		list = append(list, q)
 	}
 	if slices.Equal(list, s.problems[label]) {
 		return
@@ -191,6 +196,16 @@ func (s *State) tell(kind string, n name, said []Problem) {
 		delete(s.problems, label)
 	}
 	put(&s.batch.Problems, label, list)
+}
+
+// staysSince is since when the object of label is kept as it was before.
+func (s *State) staysSince(label string) time.Time {
+	for _, p := range s.problems[label] {
+		if p.Reason == stays {
+			return p.Since
+		}
+	}
+	return time.Now().Round(0) // without the monotonic clock's reading, as it is stored and read again
 }
 
 // Say puts a problem of an object that is none of State's into the batch; no reason: it is over.
@@ -426,7 +441,12 @@ func (s *State) Set(kind string, u map[string]any) {
 		}
 		s.tell(kind, n, r.Problems)
 	case KindEndpointPolicy:
-		s.setPolicy(n, r.EndpointPolicy(o), r.Problems)
+		p := r.EndpointPolicy(o)
+		if was := s.policies[n]; p == nil && was != nil { // else its pods' requests would be delivered over TCP
+			p = &was.EndpointPolicy
+			r.Report(o.String(), 0, "%s", stays)
+		}
+		s.setPolicy(n, p, r.Problems)
 	case KindMeshConfig:
 		m := r.MeshConfig(o)
 		switch good := m.Good(s.meshes[n]); {

@@ -3,9 +3,12 @@ package gamma
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -114,6 +117,74 @@ func TestObjectsThatCannotBeReadStay(t *testing.T) {
 	s.Delete(KindService, "shop", "cart")
 	if is := governs(s); is != "" || s.said() != "" {
 		t.Errorf("removed: %s, %s", is, s.said())
+	}
+}
+
+// TestStaysSince: the problem of an object that stays as it was says since when that is so, whatever else becomes wrong with it,
+// and anew once it could be read meanwhile.
+func TestStaysSince(t *testing.T) {
+	const route = `{metadata: {name: r, namespace: shop}, spec: {parentRefs: [{kind: Service, group: "", name: cart}], rules: [{backendRefs: [{name: cart, port: 80}]}]}}`
+	const policy = `{metadata: {name: p, namespace: shop}, spec: {targetRef: {kind: Service, group: "", name: cart}, udsSocket: app/http.sock}}`
+	service := func(s *State, protocol corev1.Protocol) {
+		s.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "cart", Namespace: "shop"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80, Protocol: protocol}}}})
+	}
+	put := func(kind, text string) func(*State, *testing.T) {
+		return func(s *State, t *testing.T) { s.put(t, kind, text) }
+	}
+	for _, tt := range []struct {
+		label           string
+		good, bad, also func(*State, *testing.T)
+	}{
+		{"Service shop/cart",
+			func(s *State, _ *testing.T) { service(s, corev1.ProtocolTCP) },
+			func(s *State, _ *testing.T) { service(s, "QUIC") },
+			func(s *State, _ *testing.T) { service(s, "SCTPX") }},
+		{"HTTPRoute shop/r", put(KindHTTPRoute, route),
+			put(KindHTTPRoute, strings.Replace(route, "parentRefs: [", "parentRefs: {a: 1}, x: [", 1)),
+			put(KindHTTPRoute, strings.Replace(route, "parentRefs: [", "parentRefs: {b: 1}, y: [", 1))},
+		{"EndpointPolicy shop/p", put(KindEndpointPolicy, policy),
+			put(KindEndpointPolicy, strings.Replace(policy, "udsSocket: app/http.sock", "udsSocket: ../x", 1)),
+			put(KindEndpointPolicy, strings.Replace(policy, "targetRef", "targetRefs", 1))},
+	} {
+		t.Run(tt.label, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := NewState("", input.Settings{})
+				since := func() time.Time {
+					t.Helper()
+					for _, p := range s.Whole().Problems[tt.label] {
+						if p.Reason == stays {
+							return p.Since
+						}
+					}
+					t.Fatalf("nothing says that it stays: %v", s.Whole().Problems)
+					return time.Time{}
+				}
+				tt.good(s, t)
+				in := s.Whole()
+				begun := time.Now()
+				tt.bad(s, t)
+				if at := since(); !at.Equal(begun) {
+					t.Errorf("since %s, want %s", at, begun)
+				}
+				time.Sleep(time.Hour)
+				tt.also(s, t)
+				if at := since(); !at.Equal(begun) {
+					t.Errorf("with another flaw since %s, want %s", at, begun)
+				}
+				if is := s.Whole(); !reflect.DeepEqual(is.Services, in.Services) || !reflect.DeepEqual(is.Policies, in.Policies) || len(is.Routes) != len(in.Routes) {
+					t.Errorf("is %+v\nwas %+v", is, in)
+				}
+				tt.good(s, t)
+				if p := s.Whole().Problems; len(p) > 0 {
+					t.Errorf("mended: %v", p)
+				}
+				time.Sleep(time.Hour)
+				tt.bad(s, t)
+				if at := since(); !at.Equal(begun.Add(2 * time.Hour)) {
+					t.Errorf("again since %s, want %s", at, begun.Add(2*time.Hour))
+				}
+			})
+		})
 	}
 }
 
@@ -555,14 +626,16 @@ func TestEndpointPolicies(t *testing.T) {
 	told("the same again", "-")
 	policy("a", "cart", "app/a2.sock")
 	told("changed", "a app/a2.sock")
+	policy("a", "cart", "app/a.sock")
+	told("changed back", "a app/a.sock")
 	for _, bad := range []string{"app", "app/", "app/x/y", "app/..", "./x", "app/" + strings.Repeat("x", 61)} {
 		policy("a", "cart", bad)
-		told("refused "+bad, "b app/b.sock")
-		if !strings.Contains(s.said(), "EndpointPolicy shop/a: spec.udsSocket") {
+		told("refused "+bad, "-") // it stays as it was (decision 045)
+		if !strings.Contains(s.said(), "EndpointPolicy shop/a: spec.udsSocket") || !strings.Contains(s.said(), stays) {
 			t.Errorf("%s: said %s", bad, s.said())
 		}
 		policy("a", "cart", "app/a.sock")
-		told("mended", "a app/a.sock")
+		told("mended", "-")
 	}
 	policy("a", "other", "app/a.sock")
 	told("of another Service", "b app/b.sock")
