@@ -205,7 +205,7 @@ func (s *State) staysSince(label string) time.Time {
 			return p.Since
 		}
 	}
-	return time.Now().Round(0) // without the monotonic clock's reading, as it is stored and read again
+	return time.Now().Round(0) // without the reading of the monotonic clock: it is compared and shown as a time of day
 }
 
 // Say puts a problem of an object that is none of State's into the batch; no reason: it is over.
