@@ -69,3 +69,66 @@ func TestRetainedOverARestart(t *testing.T) {
 		})
 	}
 }
+
+// TestProblemAges: a problem has the age of its words. It keeps it while its place moves in the file and others come and
+// go, and over a restart if its object stays as it was; one that was mended and comes again is new.
+func TestProblemAges(t *testing.T) {
+	file := lastgood.New(filepath.Join(t.TempDir(), "last-good"))
+	const flawed, stayed = "HTTPRoute shop/r", "HTTPFilter shop/f"
+	synctest.Test(t, func(t *testing.T) {
+		w, src := start(t, Config{LastGood: file}, "files")
+		began := time.Now()
+		say := func(problems ...model.Problem) {
+			b := input.Batch{Problems: map[string][]model.Problem{flawed: nil, stayed: nil}}
+			for _, p := range problems {
+				b.Problems[p.Object] = append(b.Problems[p.Object], p)
+			}
+			src[0].Apply(b)
+			w.settled()
+		}
+		ages := func(when string, want map[string]time.Duration) {
+			t.Helper()
+			is := map[string]time.Duration{}
+			for _, p := range w.loop.State().Problems {
+				is[p.Reason] = p.Since.Sub(began)
+			}
+			for reason, age := range want {
+				if d, ok := is[reason]; !ok || d.Truncate(time.Minute) != age {
+					t.Errorf("%s: %q since %s, want %s", when, reason, d, age)
+				}
+			}
+			if len(is) != len(want) {
+				t.Errorf("%s: %v, want %v", when, is, want)
+			}
+		}
+		src[0].Report(input.Status{Connected: true})
+		src[0].Replace(input.Batch{})
+		w.settled()
+		ages("nothing", nil)
+		a, b := model.Problem{Object: flawed, Where: "x.yaml:1", Reason: "a"}, model.Problem{Object: flawed, Where: "x.yaml:2", Reason: "b"}
+		kept := model.Problem{Object: stayed, Where: "x.yaml:9", Reason: "kept", Since: began.Add(-time.Hour)}
+		say(a)
+		time.Sleep(time.Hour)
+		a.Where = "x.yaml:3"
+		say(a, b, kept)
+		ages("moved", map[string]time.Duration{"a": 0, "b": time.Hour, "kept": -time.Hour})
+		time.Sleep(time.Hour)
+		say(b, kept)
+		time.Sleep(time.Hour)
+		say(b, a, kept)
+		ages("again", map[string]time.Duration{"a": 3 * time.Hour, "b": time.Hour, "kept": -time.Hour})
+		w.stop()
+	})
+	for range 2 { // the second life ends before the source has spoken
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			w, src := start(t, Config{LastGood: file}, "files")
+			w.settled()
+			b, _, ok, err := src[0].Before(t.Context())
+			if err != nil || !ok || len(b.Problems) != 1 || len(b.Problems[stayed]) != 1 || !b.Problems[stayed][0].Since.Equal(began.Add(-time.Hour)) {
+				t.Errorf("before the start: %v %v %v", b.Problems, ok, err)
+			}
+			w.stop()
+		})
+	}
+}

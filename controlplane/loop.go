@@ -127,6 +127,7 @@ type Loop struct {
 	all         []model.Problem
 	allFirst    *model.Problem
 	allCompiled int
+	since       map[problemKey]time.Time // when each of all appeared, however its place moves in its file
 
 	saving sync.Mutex // of the last good state's file; before own and mu
 	held   bool       // nothing is written to it; guarded by saving
@@ -141,6 +142,9 @@ type Loop struct {
 	dirty    time.Time // since when the last good state is older than the one in force; zero: it is not
 	restored bool      // parts of the last good state were taken
 }
+
+// problemKey is what makes two problems one that goes on.
+type problemKey struct{ object, reason string }
 
 // New makes a loop that has no source yet.
 func New(cfg Config) *Loop {
@@ -258,7 +262,7 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 	}
 	var problems []model.Problem
 	if l.live {
-		problems = l.allProblems(&c)
+		problems = l.allProblems(now, &c)
 	}
 	workloads := l.workloads
 	next, ok = l.nextExpiry()
@@ -323,6 +327,9 @@ func (l *Loop) tell(batches int, published time.Time, problems []model.Problem) 
 	if news {
 		l.logNew(problems)
 		l.problems = problems
+		if l.dirty.IsZero() {
+			l.dirty = time.Now() // since when something stays as it was is in the last good state
+		}
 	}
 	synced, heard := true, false
 	for _, s := range l.sources {

@@ -142,6 +142,7 @@ func TestPublish(t *testing.T) {
 		}
 		w.settled()
 		s := w.loop.State()
+		bad.Since = s.Problems[0].Since // TestProblemAges
 		if s.Seq != 2 || len(w.target.pods) != 1 || w.target.last().Version() != 2 || len(s.Problems) == 0 || s.Problems[0] != bad || !s.Synced {
 			t.Errorf("%+v, %d pods", s, len(w.target.pods))
 		}

@@ -465,9 +465,9 @@ func (l *Loop) nextExpiry() (next time.Time, ok bool) {
 	return next, ok
 }
 
-// allProblems are those of the sources, of putting them together, and of compiling. It is
-// the list before where none of them changed.
-func (l *Loop) allProblems(c *change) []model.Problem {
+// allProblems are those of the sources, of putting them together, and of compiling, each with the time at which
+// it appeared. It is the list before where none of them changed.
+func (l *Loop) allProblems(now time.Time, c *change) []model.Problem {
 	if l.all != nil && !c.problems && !c.settings && len(c.namespaces) == 0 && !l.merged.changed && len(l.compiled) == l.allCompiled && (l.allCompiled == 0 || &l.compiled[0] == l.allFirst) {
 		return l.all
 	}
@@ -497,6 +497,18 @@ func (l *Loop) allProblems(c *change) []model.Problem {
 	if l.allCompiled > 0 {
 		l.allFirst = &l.compiled[0]
 	}
+	since := make(map[problemKey]time.Time, len(l.all))
+	for i := range l.all {
+		p := &l.all[i]
+		k := problemKey{p.Object, p.Reason}
+		if p.Since.IsZero() {
+			if p.Since = l.since[k]; p.Since.IsZero() {
+				p.Since = now.Round(0) // without the reading of the monotonic clock: it is compared and shown as a time of day
+			}
+		}
+		since[k] = p.Since
+	}
+	l.since = since
 	return l.all
 }
 

@@ -79,6 +79,10 @@ func (l *Loop) restore() (some bool) {
 		s.past = b
 		s.past.Workloads = make(map[string][]model.Workload, len(of.Workloads))
 		byKey(s.past.Workloads, of.Workloads, func(w *model.Workload) string { return w.ContainerID })
+		s.past.Problems = make(map[string][]model.Problem, len(of.Stayed))
+		for _, x := range of.Stayed {
+			s.past.Problems[x.Object] = []model.Problem{{Object: x.Object, Since: x.Since}}
+		}
 		if oldest.IsZero() || at.Before(oldest) {
 			oldest = at
 		}
@@ -146,6 +150,17 @@ func (l *Loop) capture(now time.Time) *lastgood.State {
 		}
 		for n := range s.catalog {
 			of.Catalog = append(of.Catalog, n)
+		}
+		problems := s.problems
+		if !s.whole {
+			problems = s.past.Problems // it has not spoken since the start
+		}
+		for _, list := range problems {
+			for _, p := range list {
+				if !p.Since.IsZero() {
+					of.Stayed = append(of.Stayed, lastgood.Stayed{Object: p.Object, Since: p.Since})
+				}
+			}
 		}
 		st.Sources = append(st.Sources, of)
 	}

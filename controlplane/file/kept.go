@@ -345,16 +345,20 @@ func (l *loader) restore(b *builder) {
 		}
 	}
 	at := l.before.At.UTC().Truncate(time.Second)
+	before := &l.before.Batch
 	keep := func(object string) bool {
 		if l.told[object] {
 			return false // it has left a file that could be read
 		}
-		b.problems = append(b.problems, problem{Object: object, File: where, Line: line, Since: at, Reason: fmt.Sprintf(
+		since := at
+		if stayed := before.Problems[object]; len(stayed) > 0 {
+			since = stayed[0].Since
+		}
+		b.problems = append(b.problems, problem{Object: object, File: where, Line: line, Since: since, Reason: fmt.Sprintf(
 			"kept as of %s, as it was before this process started: it is missing, and this file, of which not all can be read, may have it; correct the file, or remove what cannot be read in it",
-			at.Format(time.RFC3339))})
+			since.Format(time.RFC3339))})
 		return true
 	}
-	before := &l.before.Batch
 	missing(&b.mesh.Services, before.Services, func(s *model.Service) model.ServiceName { return s.Name }, func(s *model.Service) bool {
 		object := gamma.Label(gamma.KindService, s.Name.Namespace, s.Name.Name)
 		if l.told[object] {

@@ -542,6 +542,8 @@ func TestFeedAtStart(t *testing.T) {
 	write(t, dir, "x.yaml", guardFilter+"---\n"+guardPod)
 	good, _ := Load(dir, Options{Node: "n1"})
 	before := &Before{Batch: input.Whole(good, nil, input.Settings{}), At: time.Date(2026, 11, 30, 1, 2, 3, 4, time.UTC)}
+	longer := &Before{Batch: before.Batch, At: before.At}
+	longer.Batch.Problems = map[string][]model.Problem{"HTTPFilter shop/guard": {{Since: before.At.Add(-time.Hour)}}}
 	broken := strings.Replace(guardFilter, "spec:", "spec: [", 1)
 	for name, tt := range map[string]struct {
 		text   string
@@ -566,6 +568,7 @@ func TestFeedAtStart(t *testing.T) {
 		"empty":                        {"", nil, ""},
 		"a pod":                        {strings.Replace(guardPod, "spec:", "spec: [", 1), nil, ""},
 		"all, and it is known":         {"{", before, ""},
+		"all, and it stays for longer": {"{", longer, ""},
 		"emptied, and it is known":     {"", before, ""},
 		"the policy, and it is known":  {broken + "---\n" + guardPod, before, ""},
 		"the targets, and it is known": {strings.Replace(guardFilter, "targetRefs", "targetRef", 1) + "---\n" + guardPod, before, ""},
@@ -611,8 +614,10 @@ func TestFeedAtStart(t *testing.T) {
 			if name == "removed" && len(m.Filters)+len(m.Workloads) > 0 {
 				t.Errorf("what was removed is in force: %+v %+v", m.Filters, m.Workloads)
 			}
-			if name == "all, and it is known" && !strings.Contains(fmt.Sprint(b.Problems["HTTPFilter shop/guard"]), "kept as of 2026-11-30T01:02:03Z") {
-				t.Errorf("%v", b.Problems)
+			for of, since := range map[string]string{"all, and it is known": "2026-11-30T01:02:03Z", "all, and it stays for longer": "2026-11-30T00:02:03Z"} {
+				if is := fmt.Sprint(b.Problems["HTTPFilter shop/guard"]); name == of && !strings.Contains(is, "kept as of "+since) {
+					t.Errorf("%s, want since %s", is, since)
+				}
 			}
 		})
 	}

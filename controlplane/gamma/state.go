@@ -5,7 +5,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -183,11 +182,7 @@ func (s *State) tell(kind string, n name, said []Problem) {
 	label := Label(kind, n.Namespace, n.Name)
 	var list []model.Problem
 	for _, p := range said {
-		q := model.Problem{Object: p.Object, Where: Place(p.File, p.Line), Reason: p.Reason, Part: p.Part}
-		if p.Reason == stays {
-			q.Since = s.staysSince(label)
-		}
-		list = append(list, q)
+		list = append(list, model.Problem{Object: p.Object, Where: Place(p.File, p.Line), Reason: p.Reason, Part: p.Part})
 	}
 	if slices.Equal(list, s.problems[label]) {
 		return
@@ -196,16 +191,6 @@ func (s *State) tell(kind string, n name, said []Problem) {
 		delete(s.problems, label)
 	}
 	put(&s.batch.Problems, label, list)
-}
-
-// staysSince is since when the object of label is kept as it was before.
-func (s *State) staysSince(label string) time.Time {
-	for _, p := range s.problems[label] {
-		if p.Reason == stays {
-			return p.Since
-		}
-	}
-	return time.Now().Round(0) // without the reading of the monotonic clock: it is compared and shown as a time of day
 }
 
 // Say puts a problem of an object that is none of State's into the batch; no reason: it is over.

@@ -62,6 +62,14 @@ type Source struct {
 	Locality  *input.Locality // nil: it said nothing of it
 	// Namespaces are the settings of pods by their namespace.
 	Namespaces map[string][]input.Override
+	// Stayed are the objects that could not be read any more and stayed as they were.
+	Stayed []Stayed
+}
+
+// Stayed is an object that stayed as it was, and since when.
+type Stayed struct {
+	Object string // "Pod shop/cart-1"
+	Since  time.Time
 }
 
 // The header: magic, version, length of the body, and its SHA-256. A sum of 32 bits would

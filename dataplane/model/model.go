@@ -543,7 +543,8 @@ type Problem struct {
 	// Compiling repeats such a refusal with the same Part, for a source that does not report it any more.
 	// Empty: the problem is no such refusal.
 	Part string `json:"-"`
-	// Since when what it last was is kept in its place; zero: nothing is kept.
+	// Since when it is so. A source sets it where the object stays as it was; for all others controlplane.Loop does,
+	// which sees them come.
 	Since time.Time `json:",omitzero"`
 }
 
