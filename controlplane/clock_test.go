@@ -31,9 +31,9 @@ func TestRetainedOverARestart(t *testing.T) {
 				w, src := start(t, Config{LastGood: file}, "registry")
 				src[0].Report(input.Status{Connected: true})
 				rows := batch(t, "pods shop/cart 8080\npods shop/db 5432=tcp")
-				src[0].Replace(input.Batch{Endpoints: rows.Endpoints})
+				src[0].Replace(input.Batch{Tables: input.Tables{Endpoints: rows.Endpoints}})
 				w.settled()
-				src[0].Apply(input.Batch{Endpoints: map[model.ServiceName][]model.Endpoint{cart: nil}})
+				src[0].Apply(input.Batch{Tables: input.Tables{Endpoints: map[model.ServiceName][]model.Endpoint{cart: nil}}})
 				w.settled()
 				time.Sleep(retention / 3)
 				if w.service(cart) == nil {
@@ -53,7 +53,7 @@ func TestRetainedOverARestart(t *testing.T) {
 					t.Errorf("nothing is told to be old: %+v, %+v", r.StaleSince, r.LastGood)
 				}
 				src[0].Report(input.Status{Connected: true})
-				src[0].Replace(input.Batch{Endpoints: batch(t, "pods shop/db 5432=tcp").Endpoints}) // which says nothing of cart
+				src[0].Replace(input.Batch{Tables: input.Tables{Endpoints: batch(t, "pods shop/db 5432=tcp").Endpoints}}) // which says nothing of cart
 				w.settled()
 				time.Sleep(time.Until(began.Add(retention*2/3)) - time.Second)
 				synctest.Wait()
@@ -79,7 +79,7 @@ func TestProblemAges(t *testing.T) {
 		w, src := start(t, Config{LastGood: file}, "files")
 		began := time.Now()
 		say := func(problems ...model.Problem) {
-			b := input.Batch{Problems: map[string][]model.Problem{flawed: nil, stayed: nil}}
+			b := input.Batch{Tables: input.Tables{Problems: map[string][]model.Problem{flawed: nil, stayed: nil}}}
 			for _, p := range problems {
 				b.Problems[p.Object] = append(b.Problems[p.Object], p)
 			}

@@ -99,7 +99,7 @@ func BenchmarkChange(b *testing.B) {
 	i := 0
 	for b.Loop() {
 		start := time.Now()
-		src[0].Apply(input.Batch{Endpoints: map[model.ServiceName][]model.Endpoint{bigName(7): rows[i%2]}})
+		src[0].Apply(input.Batch{Tables: input.Tables{Endpoints: map[model.ServiceName][]model.Endpoint{bigName(7): rows[i%2]}}})
 		i++
 		<-st.news
 		took = append(took, time.Since(start))

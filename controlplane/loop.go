@@ -110,10 +110,10 @@ type Loop struct {
 	own       sync.Mutex
 	index     *compile.Index
 	merged    merged
+	mesh      input.Tables // what of all sources is in force, without Workloads and Problems
 	retained  map[model.ServiceName]retained
 	workloads []model.Workload
 	settings  input.Settings
-	overrides map[string]input.Override // by namespace
 	locality  input.Locality
 	needs     []model.ServiceName
 	live      bool                              // every source has given a whole state, now or before the start
@@ -154,7 +154,7 @@ func New(cfg Config) *Loop {
 	l := &Loop{
 		cfg: cfg, log: cfg.Log, wake: make(chan struct{}, 1), looked: make(chan struct{}), changed: make(chan struct{}),
 		index:    compile.NewIndex(&model.Mesh{Domain: cfg.Domain, TrustDomain: cfg.TrustDomain, Node: cfg.Node, Semantics: cfg.Settings.Semantics, SameNode: cfg.Settings.SameNode}),
-		retained: map[model.ServiceName]retained{}, settings: cfg.Settings, overrides: map[string]input.Override{}, merged: newMerged(),
+		retained: map[model.ServiceName]retained{}, settings: cfg.Settings, merged: newMerged(),
 	}
 	l.index.SetUDSDir(cfg.UDSDir)
 	return l
@@ -238,13 +238,13 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 	served := l.served(&c)
 	l.settle(&c)
 	needs, others := l.needs, false
-	if l.cfg.OnNeeds != nil && (c.workloads || len(c.services) > 0) {
+	if l.cfg.OnNeeds != nil && len(c.keys.Workloads)+len(c.keys.Services) > 0 {
 		needs = l.neededServices()
 		others = !slices.Equal(needs, l.needs)
 		l.needs = needs
 	}
 	settings, first := l.settings, !l.live && l.known()
-	tell := l.cfg.OnSettings != nil && (c.settings || len(c.namespaces) > 0)
+	tell := l.cfg.OnSettings != nil && (c.settings || len(c.keys.Namespaces) > 0)
 	var namespaces map[string]input.Settings
 	if tell {
 		namespaces = l.ofNamespaces()
@@ -323,7 +323,7 @@ func (l *Loop) tell(batches int, published time.Time, problems []model.Problem) 
 			l.dirty = published
 		}
 	}
-	news := problems != nil && (len(problems) != len(l.problems) || len(problems) > 0 && !sameList(problems, l.problems))
+	news := problems != nil && (len(problems) != len(l.problems) || len(problems) > 0 && &problems[0] != &l.problems[0])
 	if news {
 		l.logNew(problems)
 		l.problems = problems

@@ -134,9 +134,9 @@ func TestPublish(t *testing.T) {
 		if w.target.count() != 1 || w.target.last().Version() != 1 {
 			t.Fatalf("%d snapshots", w.target.count())
 		}
-		src[0].Apply(input.Batch{Workloads: map[string][]model.Workload{"c": {{
+		src[0].Apply(input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{"c": {{
 			Namespace: "shop", Name: "web-1", Account: "web", ContainerID: "c", SPIFFEID: "spiffe://td/ns/shop/sa/web",
-		}}}})
+		}}}}})
 		if err := <-waited; err != nil {
 			t.Fatal(err)
 		}
@@ -147,12 +147,12 @@ func TestPublish(t *testing.T) {
 			t.Errorf("%+v, %d pods", s, len(w.target.pods))
 		}
 		// What is mended is not told any more; what comes again is logged again.
-		src[0].Apply(input.Batch{Problems: map[string][]model.Problem{bad.Object: nil}})
+		src[0].Apply(input.Batch{Tables: input.Tables{Problems: map[string][]model.Problem{bad.Object: nil}}})
 		w.settled()
 		if s := w.loop.State(); s.Seq != 2 || slices.Contains(s.Problems, bad) {
 			t.Errorf("a problem that is mended: %+v", s)
 		}
-		src[0].Apply(input.Batch{Problems: map[string][]model.Problem{bad.Object: {bad}}})
+		src[0].Apply(input.Batch{Tables: input.Tables{Problems: map[string][]model.Problem{bad.Object: {bad}}}})
 		w.settled()
 		w.stop()
 		if n := strings.Count(w.log.String(), "Pod shop/x"); n != 2 {
@@ -206,10 +206,10 @@ func TestHoldOff(t *testing.T) {
 		rows := func(i int) input.Batch {
 			b := batch(t, "pods shop/cart 8080")
 			b.Endpoints[cart][0].Weight = uint32(i + 1)
-			return input.Batch{Endpoints: b.Endpoints}
+			return input.Batch{Tables: input.Tables{Endpoints: b.Endpoints}}
 		}
 		objects := func(i int) input.Batch {
-			return input.Batch{Services: batch(t, fmt.Sprintf("service shop/cart 10.96.0.%d", 2+i)).Services}
+			return input.Batch{Tables: input.Tables{Services: batch(t, fmt.Sprintf("service shop/cart 10.96.0.%d", 2+i)).Services}}
 		}
 		for _, tt := range []struct {
 			name      string
@@ -252,10 +252,10 @@ func TestRetained(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, src := start(t, Config{}, "registry", "kube")
 		rows := batch(t, "pods shop/cart 8080,9000=tcp")
-		src[0].Replace(input.Batch{Endpoints: rows.Endpoints})
+		src[0].Replace(input.Batch{Tables: input.Tables{Endpoints: rows.Endpoints}})
 		src[1].Replace(input.Batch{})
 		w.settled()
-		none := input.Batch{Endpoints: map[model.ServiceName][]model.Endpoint{cart: nil}}
+		none := input.Batch{Tables: input.Tables{Endpoints: map[model.ServiceName][]model.Endpoint{cart: nil}}}
 		gone := time.Now()
 		src[0].Apply(none)
 		w.settled()
@@ -281,11 +281,11 @@ func TestRetained(t *testing.T) {
 			t.Fatalf("kept after 90 s: %+v", w.service(cart))
 		}
 		// Rows of another kind are positive evidence.
-		src[0].Apply(input.Batch{Endpoints: rows.Endpoints})
+		src[0].Apply(input.Batch{Tables: input.Tables{Endpoints: rows.Endpoints}})
 		w.settled()
 		src[0].Apply(none)
 		w.settled()
-		src[0].Apply(input.Batch{Endpoints: batch(t, "pods shop/cart 9000=tcp").Endpoints})
+		src[0].Apply(input.Batch{Tables: input.Tables{Endpoints: batch(t, "pods shop/cart 9000=tcp").Endpoints}})
 		w.settled()
 		if s := w.service(cart); s.Port(8080) != nil || s.Port(9000) == nil || len(w.loop.Mesh().Retained) > 0 {
 			t.Errorf("replaced: %+v", s)
@@ -300,8 +300,8 @@ func TestRetained(t *testing.T) {
 			t.Error("kept without HTTP ports")
 		}
 		// The ports of the generated Service count at once, in the same publish.
-		src[0].Apply(input.Batch{Endpoints: rows.Endpoints})
-		src[1].Apply(input.Batch{Services: batch(t, "service shop/cart 10.96.0.1 7070").Services})
+		src[0].Apply(input.Batch{Tables: input.Tables{Endpoints: rows.Endpoints}})
+		src[1].Apply(input.Batch{Tables: input.Tables{Services: batch(t, "service shop/cart 10.96.0.1 7070").Services}})
 		w.settled()
 		before := w.target.count()
 		src[0].Apply(none)
@@ -386,9 +386,9 @@ func TestSeveralSources(t *testing.T) {
 		for i := range near.Endpoints[cart] {
 			near.Endpoints[cart][i].Health = model.Unhealthy
 		}
-		src[0].Replace(input.Batch{Endpoints: near.Endpoints})
+		src[0].Replace(input.Batch{Tables: input.Tables{Endpoints: near.Endpoints}})
 		src[1].Replace(input.Batch{})
-		src[2].Replace(input.Batch{Endpoints: far.Endpoints})
+		src[2].Replace(input.Batch{Tables: input.Tables{Endpoints: far.Endpoints}})
 		w.settled()
 		if p := w.loop.State().Problems; len(p) > 0 {
 			t.Errorf("%+v", p)
@@ -402,7 +402,7 @@ func TestSeveralSources(t *testing.T) {
 			t.Errorf("health %v", health)
 		}
 		src[0].Replace(input.Batch{})
-		src[1].Replace(input.Batch{Endpoints: near.Endpoints})
+		src[1].Replace(input.Batch{Tables: input.Tables{Endpoints: near.Endpoints}})
 		w.settled()
 		told("ServiceAccount shop/cart", "file and kube")
 		// And what is mended is not told.
@@ -451,7 +451,7 @@ func TestSettings(t *testing.T) {
 		}
 		// Pods of a namespace: field by field, over what is the mesh's by then.
 		yes, few := true, uint8(3)
-		src[1].Apply(input.Batch{Namespaces: map[string][]input.Override{"shop": {{AccessLogSuccess: &few}}, "pay": {{Tracing: &yes, EmitStatsPod: &yes}}, "same": {{}}}})
+		src[1].Apply(input.Batch{Tables: input.Tables{Namespaces: map[string][]input.Override{"shop": {{AccessLogSuccess: &few}}, "pay": {{Tracing: &yes, EmitStatsPod: &yes}}, "same": {{}}}}})
 		w.settled()
 		at := w.loop.State().Seq
 		if len(named) != 2 || named["shop"] != (input.Settings{Semantics: model.GatewayAPI, Tracing: true, AccessLogSuccess: 3}) || !named["pay"].EmitStatsPod {
@@ -465,8 +465,8 @@ func TestSettings(t *testing.T) {
 		if p := w.loop.State().Problems; len(p) != 1 || p[0].Object != "MeshConfig of namespace pay" || !strings.Contains(p[0].Reason, "makes no traces") {
 			t.Errorf("%+v", p)
 		}
-		src[0].Apply(input.Batch{Namespaces: map[string][]input.Override{"shop": {{EmitStatsPod: &yes}}}})
-		src[1].Apply(input.Batch{Namespaces: map[string][]input.Override{"pay": nil}})
+		src[0].Apply(input.Batch{Tables: input.Tables{Namespaces: map[string][]input.Override{"shop": {{EmitStatsPod: &yes}}}}})
+		src[1].Apply(input.Batch{Tables: input.Tables{Namespaces: map[string][]input.Override{"pay": nil}}})
 		w.settled()
 		if p := w.loop.State().Problems; len(named) != 1 || !named["shop"].EmitStatsPod || named["shop"].AccessLogSuccess != 0 || len(p) != 1 || !strings.Contains(p[0].Reason, "file and kube") {
 			t.Errorf("the first source's: %+v, %+v", named, p)
@@ -480,7 +480,7 @@ func TestNeeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got [][]model.ServiceName
 		w, src := start(t, Config{OnNeeds: func(n []model.ServiceName) { got = append(got, n) }}, "local", "registry", "kube")
-		src[0].Replace(input.Batch{Workloads: map[string][]model.Workload{"c": {{Namespace: "shop", Name: "web-1", Account: "web", ContainerID: "c", SPIFFEID: "spiffe://td/x", Upstreams: []model.ServiceName{{Namespace: "pay", Name: "api"}}}}}})
+		src[0].Replace(input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{"c": {{Namespace: "shop", Name: "web-1", Account: "web", ContainerID: "c", SPIFFEID: "spiffe://td/x", Upstreams: []model.ServiceName{{Namespace: "pay", Name: "api"}}}}}}})
 		w.settled()
 		others := make(chan error, 1)
 		go func() { others <- src[1].WaitForOthers(t.Context()) }()
@@ -495,7 +495,7 @@ func TestNeeds(t *testing.T) {
 		if len(got) != 2 || fmt.Sprint(got[1]) != "[pay/api shop/cart shop/dns shop/web]" || w.target.count() != 0 {
 			t.Fatalf("%v", got)
 		}
-		src[2].Apply(input.Batch{Services: map[model.ServiceName][]model.Service{cart: nil}})
+		src[2].Apply(input.Batch{Tables: input.Tables{Services: map[model.ServiceName][]model.Service{cart: nil}}})
 		src[1].Replace(input.Batch{})
 		w.settled()
 		if len(got) != 3 || fmt.Sprint(got[2]) != "[pay/api shop/dns shop/web]" {

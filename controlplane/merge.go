@@ -16,19 +16,19 @@ import (
 
 // change is what differs from what the index was told last.
 type change struct {
-	batches  int  // of sources
-	objects  bool // more than rows, names and problems
-	problems bool // problems that sources told may have changed
+	batches int  // of sources
+	objects bool // more than rows, names and problems
 
-	endpoints, services, filters, policies, catalog, kept map[model.ServiceName]struct{}
-	fleeting                                              map[model.ServiceName]struct{} // of endpoints, those of sources that are not Final
-	routes                                                map[input.RouteKey]struct{}
-	namespaces                                            map[string]struct{}
-	workloads, settings, locality                         bool
+	keys               input.Tables                   // of what sources say otherwise than before; no objects
+	fleeting           map[model.ServiceName]struct{} // of keys.Endpoints, those of sources that are not Final
+	settings, locality bool
 }
 
+// any reports whether something changed of which a state is compiled.
 func (c *change) any() bool {
-	return len(c.endpoints)+len(c.services)+len(c.filters)+len(c.policies)+len(c.catalog)+len(c.kept)+len(c.routes)+len(c.namespaces) > 0 || c.workloads || c.settings || c.locality
+	but := c.keys
+	but.Problems = nil
+	return !but.Empty() || c.settings || c.locality
 }
 
 func note[K comparable](to *map[K]struct{}, k K) {
@@ -71,42 +71,10 @@ func (s *Source) forget(b *input.Batch, c *change) {
 
 // enter takes a Batch in; all: it is all that the source says.
 func (s *Source) enter(b *input.Batch, all bool, c *change) {
-	enter(s.endpoints, b.Endpoints, all, sameList[model.Endpoint], &c.endpoints, func(n model.ServiceName, was, is []model.Endpoint) {
-		s.rows += len(is) - len(was)
-		if len(was) > 0 && !s.opts.Final {
-			note(&c.fleeting, n)
-		}
-	})
-	enter(s.services, b.Services, all, equal[model.Service], &c.services, nil)
-	enter(s.routes, b.Routes, all, equal[model.Route], &c.routes, nil)
-	enter(s.filters, b.Filters, all, equal[model.HTTPFilter], &c.filters, nil)
-	enter(s.policies, b.Policies, all, equal[model.EndpointPolicy], &c.policies, nil)
-	enter(s.kept, b.Retained, all, equal[model.Retained], &c.kept, nil)
-	enter(s.overrides, b.Namespaces, all, equal[input.Override], &c.namespaces, nil)
-	var pods map[string]struct{}
-	enter(s.workloads, b.Workloads, all, equal[model.Workload], &pods, nil)
-	c.workloads = c.workloads || len(pods) > 0
-	var problems map[string]struct{}
-	enter(s.problems, b.Problems, all, equal[model.Problem], &problems, nil)
-	c.problems = c.problems || len(problems) > 0
-	name := func(n model.ServiceName, in bool) {
-		if s.catalog[n] != in {
-			note(&c.catalog, n)
-		}
-		if in {
-			s.catalog[n] = true
-		} else {
-			delete(s.catalog, n)
-		}
+	if !s.opts.Final {
+		s.noteFleeting(b, all, c)
 	}
-	if all {
-		for _, n := range missing(s.catalog, b.Catalog) {
-			name(n, false)
-		}
-	}
-	for n, in := range b.Catalog {
-		name(n, in)
-	}
+	s.tables.Merge(&b.Tables, all, &c.keys)
 	if b.Settings != nil {
 		s.settings, c.settings = b.Settings, true
 	}
@@ -115,57 +83,53 @@ func (s *Source) enter(b *input.Batch, all bool, c *change) {
 	}
 }
 
-func enter[K comparable, T any](m, b map[K][]T, all bool, same func(a, b []T) bool, changed *map[K]struct{}, each func(k K, was, is []T)) {
-	set := func(k K, list []T) {
-		was := m[k]
-		if put(m, k, list, same) {
-			note(changed, k)
-		}
-		if each != nil {
-			each(k, was, list)
-		}
-	}
+// noteFleeting notes the services that have rows of the source of which b says something, before b is entered.
+func (s *Source) noteFleeting(b *input.Batch, all bool, c *change) {
 	if all {
-		for _, k := range missing(m, b) {
-			set(k, nil)
+		for n := range s.tables.Endpoints {
+			note(&c.fleeting, n)
 		}
+		return
 	}
-	for k, list := range b {
-		set(k, list)
+	for n := range b.Endpoints {
+		if len(s.tables.Endpoints[n]) > 0 {
+			note(&c.fleeting, n)
+		}
 	}
 }
-
-// sameList reports whether two are one and the same: whoever says a state again that it
-// keeps costs nothing. Equal rows that are others take the place of the old ones, or both
-// would be kept.
-func sameList[T any](a, b []T) bool { return len(a) == len(b) && &a[0] == &b[0] }
 
 func equal[T any](a, b []T) bool { return reflect.DeepEqual(a, b) }
 
 // settle tells the index what changed, of all sources together.
 func (l *Loop) settle(c *change) {
-	for n := range c.endpoints {
-		l.index.SetEndpoints(n, l.endpoints(n))
+	for n := range c.keys.Endpoints {
+		l.mesh.Endpoints.Put(n, l.endpoints(n))
+		l.index.SetEndpoints(n, l.mesh.Endpoints[n])
 	}
-	for n := range c.services {
-		l.index.SetServices(n, l.services(n))
+	for n := range c.keys.Services {
+		l.mesh.Services.Put(n, first(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.Service] { return t.Services }, "Service "+n.String()))
+		l.index.SetServices(n, l.mesh.Services[n])
 	}
-	for n := range c.catalog {
-		l.index.SetCatalog(n, l.catalog(n))
+	for n := range c.keys.Catalog {
+		l.mesh.Catalog.Put(n, l.catalog(n))
+		l.index.SetCatalog(n, len(l.mesh.Catalog[n]) > 0)
 	}
-	for n := range c.kept {
-		l.index.SetRetained(n, l.kept(n))
+	for n := range c.keys.Retained {
+		l.setRetained(n)
 	}
-	for k := range c.filters {
-		l.index.SetFilters(k.Namespace, k.Name, l.filters(k))
+	for n := range c.keys.Filters {
+		l.mesh.Filters.Put(n, l.filters(n))
+		l.index.SetFilters(n.Namespace, n.Name, l.mesh.Filters[n])
 	}
-	for n := range c.policies {
-		l.index.SetPolicies(n, l.policies(n))
+	for n := range c.keys.Policies {
+		l.mesh.Policies.Put(n, first(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.EndpointPolicy] { return t.Policies }, "EndpointPolicy of Service "+n.String()))
+		l.index.SetPolicies(n, l.mesh.Policies[n])
 	}
-	for k := range c.routes {
-		l.index.SetRoutes(k.Kind, k.Namespace, k.Name, l.routes(k))
+	for k := range c.keys.Routes {
+		l.mesh.Routes.Put(k, first(l, k, func(t *input.Tables) input.Table[input.RouteKey, model.Route] { return t.Routes }, k.Kind.String()+" "+k.Namespace+"/"+k.Name))
+		l.index.SetRoutes(k.Kind, k.Namespace, k.Name, l.mesh.Routes[k])
 	}
-	if c.workloads {
+	if len(c.keys.Workloads) > 0 {
 		l.workloads = l.pods()
 		l.index.SetWorkloads(l.workloads)
 	}
@@ -175,11 +139,8 @@ func (l *Loop) settle(c *change) {
 		c.settings = l.settings != was
 		l.index.SetSettings(l.settings.Semantics, l.settings.SameNode)
 	}
-	for ns := range c.namespaces {
-		list := first(l, ns, func(s *Source) map[string][]input.Override { return s.overrides }, "MeshConfig of namespace "+ns)
-		if delete(l.overrides, ns); len(list) > 0 {
-			l.overrides[ns] = list[0]
-		}
+	for ns := range c.keys.Namespaces {
+		l.mesh.Namespaces.Put(ns, first(l, ns, func(t *input.Tables) input.Table[string, input.Override] { return t.Namespaces }, "MeshConfig of namespace "+ns))
 	}
 	if c.locality {
 		was := l.locality
@@ -211,10 +172,10 @@ func (m *merged) say(object, format string, args ...any) {
 }
 
 // speakers are the sources that speak of a key, by precedence.
-func speakers[K comparable, T any](l *Loop, k K, of func(*Source) map[K][]T) []*Source {
+func speakers[K comparable, T any](l *Loop, k K, table func(*input.Tables) input.Table[K, T]) []*Source {
 	var out []*Source
 	for _, s := range l.sources {
-		if len(of(s)[k]) > 0 {
+		if len(table(&s.tables)[k]) > 0 {
 			out = append(out, s)
 		}
 	}
@@ -231,15 +192,15 @@ func names(of []*Source) string {
 
 // first is what the first source says of k. Where another says something else it is a
 // problem, called object.
-func first[K comparable, T any](l *Loop, k K, of func(*Source) map[K][]T, object string) []T {
-	who := speakers(l, k, of)
+func first[K comparable, T any](l *Loop, k K, table func(*input.Tables) input.Table[K, T], object string) []T {
+	who := speakers(l, k, table)
 	if len(who) == 0 {
 		l.merged.say(object, "")
 		return nil
 	}
-	list := of(who[0])[k]
+	list := table(&who[0].tables)[k]
 	for _, s := range who[1:] {
-		if !equal(list, of(s)[k]) {
+		if !equal(list, table(&s.tables)[k]) {
 			l.merged.say(object, "the sources %s say different things of it: what %s says is in force; remove it from the other", names(who), who[0].name)
 			return list
 		}
@@ -248,28 +209,19 @@ func first[K comparable, T any](l *Loop, k K, of func(*Source) map[K][]T, object
 	return list
 }
 
-func (l *Loop) services(n model.ServiceName) []model.Service {
-	return first(l, n, func(s *Source) map[model.ServiceName][]model.Service { return s.services }, "Service "+n.String())
-}
-
-func (l *Loop) routes(k input.RouteKey) []model.Route {
-	return first(l, k, func(s *Source) map[input.RouteKey][]model.Route { return s.routes }, k.Kind.String()+" "+k.Namespace+"/"+k.Name)
-}
-
 // filters are those of a name. Which of two policies was meant cannot be told: where
 // sources contradict each other, the index is given both and refuses what they govern.
 func (l *Loop) filters(n model.ServiceName) []model.HTTPFilter {
-	of := func(s *Source) map[model.ServiceName][]model.HTTPFilter { return s.filters }
 	object := "HTTPFilter " + n.String()
-	who := speakers(l, n, of)
+	who := speakers(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.HTTPFilter] { return t.Filters })
 	if len(who) == 0 {
 		l.merged.say(object, "")
 		return nil
 	}
-	list, contradict := of(who[0])[n], false
+	list, contradict := who[0].tables.Filters[n], false
 	for _, s := range who[1:] {
-		if !equal(of(who[0])[n], of(s)[n]) {
-			list, contradict = slices.Concat(list, of(s)[n]), true
+		if more := s.tables.Filters[n]; !equal(who[0].tables.Filters[n], more) {
+			list, contradict = slices.Concat(list, more), true
 		}
 	}
 	if contradict {
@@ -280,12 +232,14 @@ func (l *Loop) filters(n model.ServiceName) []model.HTTPFilter {
 	return list
 }
 
-func (l *Loop) policies(n model.ServiceName) []model.EndpointPolicy {
-	return first(l, n, func(s *Source) map[model.ServiceName][]model.EndpointPolicy { return s.policies }, "EndpointPolicy of Service "+n.String())
-}
-
-func (l *Loop) catalog(n model.ServiceName) bool {
-	return slices.ContainsFunc(l.sources, func(s *Source) bool { return s.catalog[n] })
+// catalog is the name itself, if a source has it.
+func (l *Loop) catalog(n model.ServiceName) []model.ServiceName {
+	for _, s := range l.sources {
+		if list := s.tables.Catalog[n]; len(list) > 0 {
+			return list
+		}
+	}
+	return nil
 }
 
 // endpoints are the rows of a service: those of all sources. Of rows at one address the
@@ -293,25 +247,25 @@ func (l *Loop) catalog(n model.ServiceName) bool {
 // the two is the local source.
 func (l *Loop) endpoints(n model.ServiceName) []model.Endpoint {
 	object := "ServiceAccount " + n.String()
-	who := speakers(l, n, func(s *Source) map[model.ServiceName][]model.Endpoint { return s.endpoints })
+	who := speakers(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.Endpoint] { return t.Endpoints })
 	if len(who) < 2 {
 		l.merged.say(object, "")
 		if len(who) == 0 {
 			return nil
 		}
-		return who[0].endpoints[n]
+		return who[0].tables.Endpoints[n]
 	}
-	out := slices.Clone(who[0].endpoints[n])
+	out := slices.Clone(who[0].tables.Endpoints[n])
 	at := map[netip.Addr]struct{}{}
 	for _, s := range who {
 		if s != who[0] {
-			for _, e := range s.endpoints[n] {
+			for _, e := range s.tables.Endpoints[n] {
 				if _, taken := at[e.IP.Unmap()]; !taken {
 					out = append(out, e)
 				}
 			}
 		}
-		for _, e := range s.endpoints[n] {
+		for _, e := range s.tables.Endpoints[n] {
 			at[e.IP.Unmap()] = struct{}{}
 		}
 	}
@@ -329,9 +283,9 @@ func (l *Loop) pods() []model.Workload {
 	var out []model.Workload
 	seen := map[string]*Source{}
 	for _, s := range l.sources {
-		for c, list := range s.workloads {
+		for c, list := range s.tables.Workloads {
 			if other := seen[c]; other != nil {
-				if !equal(other.workloads[c], list) {
+				if !equal(other.tables.Workloads[c], list) {
 					l.merged.say("container "+c, "the sources %s and %s say different things of it: what %s says is in force", other.name, s.name, other.name)
 				}
 				continue
@@ -375,9 +329,9 @@ func (l *Loop) mergedSettings() input.Settings {
 
 // ofNamespaces are the settings of pods of namespaces that have others than the mesh's.
 func (l *Loop) ofNamespaces() map[string]input.Settings {
-	out := make(map[string]input.Settings, len(l.overrides))
-	for ns, o := range l.overrides {
-		if s := o.Over(l.settings); s != l.settings {
+	out := make(map[string]input.Settings, len(l.mesh.Namespaces))
+	for ns, o := range l.mesh.Namespaces {
+		if s := o[0].Over(l.settings); s != l.settings {
 			out[ns] = s
 		}
 	}
@@ -403,12 +357,18 @@ type retained struct {
 func (l *Loop) kept(n model.ServiceName) []model.Retained {
 	var out []model.Retained
 	for _, s := range l.sources {
-		out = append(out, s.kept[n]...)
+		out = append(out, s.tables.Retained[n]...)
 	}
 	if r, ok := l.retained[n]; ok {
 		out = append(out, model.Retained{Service: n, Ports: r.ports})
 	}
 	return out
+}
+
+// setRetained tells the index what of a service is kept.
+func (l *Loop) setRetained(n model.ServiceName) {
+	l.mesh.Retained.Put(n, l.kept(n))
+	l.index.SetRetained(n, l.mesh.Retained[n])
 }
 
 // served is what the services whose rows change, and may come and go, had before.
@@ -428,7 +388,7 @@ func (l *Loop) served(c *change) map[model.ServiceName][]uint16 {
 // retain keeps those services that had HTTP ports and have no rows any more, and lets go of
 // those that have some again (contract 4.12). It reports whether the index was told so.
 func (l *Loop) retain(now time.Time, c *change, served map[model.ServiceName][]uint16) (changed bool) {
-	for n := range c.endpoints {
+	for n := range c.keys.Endpoints {
 		_, rows := l.index.Served(n)
 		_, was := l.retained[n]
 		switch ports := served[n]; {
@@ -440,7 +400,7 @@ func (l *Loop) retain(now time.Time, c *change, served map[model.ServiceName][]u
 			continue
 		}
 		changed = true
-		l.index.SetRetained(n, l.kept(n))
+		l.setRetained(n)
 	}
 	return changed
 }
@@ -450,7 +410,7 @@ func (l *Loop) expire(now time.Time, c *change) {
 	for n, r := range l.retained {
 		if !r.until.After(now) {
 			delete(l.retained, n)
-			note(&c.kept, n)
+			c.keys.Retained.Note(n)
 		}
 	}
 }
@@ -468,12 +428,12 @@ func (l *Loop) nextExpiry() (next time.Time, ok bool) {
 // allProblems are those of the sources, of putting them together, and of compiling, each with the time at which
 // it appeared. It is the list before where none of them changed.
 func (l *Loop) allProblems(now time.Time, c *change) []model.Problem {
-	if l.all != nil && !c.problems && !c.settings && len(c.namespaces) == 0 && !l.merged.changed && len(l.compiled) == l.allCompiled && (l.allCompiled == 0 || &l.compiled[0] == l.allFirst) {
+	if l.all != nil && len(c.keys.Problems) == 0 && !c.settings && len(c.keys.Namespaces) == 0 && !l.merged.changed && len(l.compiled) == l.allCompiled && (l.allCompiled == 0 || &l.compiled[0] == l.allFirst) {
 		return l.all
 	}
 	out := []model.Problem{}
 	for _, s := range l.sources {
-		for _, list := range s.problems {
+		for _, list := range s.tables.Problems {
 			out = append(out, list...)
 		}
 	}
@@ -484,8 +444,8 @@ func (l *Loop) allProblems(now time.Time, c *change) []model.Problem {
 	if l.settings.Tracing {
 		out = append(out, model.Problem{Object: "MeshConfig", Reason: tracing})
 	}
-	for ns, o := range l.overrides {
-		if o.Tracing != nil && *o.Tracing && !l.settings.Tracing {
+	for ns, list := range l.mesh.Namespaces {
+		if o := &list[0]; o.Tracing != nil && *o.Tracing && !l.settings.Tracing {
 			out = append(out, model.Problem{Object: "MeshConfig of namespace " + ns, Reason: tracing})
 		}
 	}
@@ -523,7 +483,7 @@ func (l *Loop) neededServices() []model.ServiceName {
 		}
 	}
 	for _, s := range l.sources {
-		for n, objects := range s.services {
+		for n, objects := range s.tables.Services {
 			if slices.ContainsFunc(objects, pulled) {
 				set[n] = struct{}{}
 			}
@@ -552,47 +512,9 @@ func (l *Loop) Mesh() *model.Mesh {
 	defer l.own.Unlock()
 	m := &model.Mesh{
 		Domain: l.cfg.Domain, TrustDomain: l.cfg.TrustDomain, Node: l.cfg.Node, Region: l.locality.Region, Zone: l.locality.Zone,
-		Semantics: l.settings.Semantics, SameNode: l.settings.SameNode, Workloads: l.workloads,
+		Semantics: l.settings.Semantics, SameNode: l.settings.SameNode,
 	}
-	byName := func(add func(s *Source, put func(model.ServiceName))) []model.ServiceName {
-		set := map[model.ServiceName]struct{}{}
-		for _, s := range l.sources {
-			add(s, func(n model.ServiceName) { set[n] = struct{}{} })
-		}
-		return slices.SortedFunc(maps.Keys(set), compareNames)
-	}
-	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.endpoints, put) }) {
-		m.Endpoints = append(m.Endpoints, l.endpoints(n)...)
-	}
-	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.services, put) }) {
-		m.Services = append(m.Services, l.services(n)...)
-	}
-	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.filters, put) }) {
-		m.Filters = append(m.Filters, l.filters(n)...)
-	}
-	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.policies, put) }) {
-		m.Policies = append(m.Policies, l.policies(n)...)
-	}
-	m.Catalog = byName(func(s *Source, put func(model.ServiceName)) { each(s.catalog, put) })
-	for _, n := range byName(func(s *Source, put func(model.ServiceName)) { each(s.kept, put); each(l.retained, put) }) {
-		m.Retained = append(m.Retained, l.kept(n)...)
-	}
-	keys := map[input.RouteKey]struct{}{}
-	for _, s := range l.sources {
-		each(s.routes, func(k input.RouteKey) { keys[k] = struct{}{} })
-	}
-	for _, k := range slices.SortedFunc(maps.Keys(keys), compareRoutes) {
-		m.Routes = append(m.Routes, l.routes(k)...)
-	}
+	l.mesh.Join(m)
+	m.Workloads = l.workloads
 	return m
-}
-
-func compareRoutes(a, b input.RouteKey) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Kind, b.Kind))
-}
-
-func each[K comparable, V any](m map[K]V, f func(K)) {
-	for k := range m {
-		f(k)
-	}
 }

@@ -67,7 +67,10 @@ func (l *Loop) restore() (some bool) {
 			continue // a source that is no more
 		}
 		s, of := l.sources[k], &st.Sources[i]
-		b := whole(of)
+		b := input.Batch{Tables: input.Split(&of.Mesh), Settings: of.Settings, Locality: of.Locality}
+		b.Namespaces = of.Namespaces
+		pods := b.Workloads
+		b.Workloads = nil
 		s.enter(&b, true, &l.carried)
 		// A clock that was set back meanwhile makes nothing true for longer than until now.
 		at := of.At
@@ -77,8 +80,7 @@ func (l *Loop) restore() (some bool) {
 		s.restored, s.trueAt = true, at
 		s.before.settings, s.before.locality = b.Settings, b.Locality
 		s.past = b
-		s.past.Workloads = make(map[string][]model.Workload, len(of.Workloads))
-		byKey(s.past.Workloads, of.Workloads, func(w *model.Workload) string { return w.ContainerID })
+		s.past.Workloads = pods
 		s.past.Problems = make(map[string][]model.Problem, len(of.Stayed))
 		for _, x := range of.Stayed {
 			s.past.Problems[x.Object] = []model.Problem{{Object: x.Object, Since: x.Since}}
@@ -86,49 +88,16 @@ func (l *Loop) restore() (some bool) {
 		if oldest.IsZero() || at.Before(oldest) {
 			oldest = at
 		}
-		l.log.Info("restored what a source last said", "source", s.name, "of", of.At, "services", len(s.endpoints), "endpoints", s.rows)
+		l.log.Info("restored what a source last said", "source", s.name, "of", of.At, "services", len(s.tables.Endpoints), "endpoints", len(of.Mesh.Endpoints))
 	}
 	for _, k := range st.Kept { // what went before the start is kept for the rest of its time
 		l.retained[k.Service] = retained{k.Ports, now.Add(max(min(k.Left, retention), 0))}
-		note(&l.carried.kept, k.Service)
+		l.carried.keys.Retained.Note(k.Service)
 	}
 	l.mu.Lock()
 	l.saved.found, l.saved.bytes, l.restored = oldest, size, !oldest.IsZero()
 	l.mu.Unlock()
 	return !oldest.IsZero()
-}
-
-// whole is a source's part as a Batch.
-func whole(of *lastgood.Source) input.Batch {
-	b := input.Batch{
-		Endpoints: make(map[model.ServiceName][]model.Endpoint, len(of.Endpoints)), Services: make(map[model.ServiceName][]model.Service, len(of.Services)),
-		Routes: make(map[input.RouteKey][]model.Route, len(of.Routes)), Filters: make(map[model.ServiceName][]model.HTTPFilter, len(of.Filters)),
-		Policies: make(map[model.ServiceName][]model.EndpointPolicy, len(of.Policies)),
-		Catalog:  make(map[model.ServiceName]bool, len(of.Catalog)), Retained: make(map[model.ServiceName][]model.Retained, len(of.Retained)),
-		Settings: of.Settings, Locality: of.Locality, Namespaces: of.Namespaces,
-	}
-	byKey(b.Endpoints, of.Endpoints, func(e *model.Endpoint) model.ServiceName { return e.Service })
-	byKey(b.Services, of.Services, func(s *model.Service) model.ServiceName { return s.Name })
-	byKey(b.Routes, of.Routes, func(r *model.Route) input.RouteKey {
-		return input.RouteKey{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
-	})
-	byKey(b.Filters, of.Filters, func(f *model.HTTPFilter) model.ServiceName {
-		return model.ServiceName{Namespace: f.Namespace, Name: f.Name}
-	})
-	byKey(b.Policies, of.Policies, func(p *model.EndpointPolicy) model.ServiceName { return p.Service })
-	byKey(b.Retained, of.Retained, func(r *model.Retained) model.ServiceName { return r.Service })
-	for _, n := range of.Catalog {
-		b.Catalog[n] = true
-	}
-	return b
-}
-
-func byKey[K comparable, T any](to map[K][]T, lists [][]T, key func(*T) K) {
-	for _, list := range lists {
-		if len(list) > 0 {
-			to[key(&list[0])] = list
-		}
-	}
 }
 
 // capture is what is to be kept; nil: there is nothing yet. It shares what does not change.
@@ -143,15 +112,9 @@ func (l *Loop) capture(now time.Time) *lastgood.State {
 		if s.opts.Local {
 			continue
 		}
-		of := lastgood.Source{
-			Name: s.name, At: s.fresh(now), Endpoints: lists(s.endpoints), Services: lists(s.services), Routes: lists(s.routes), Filters: lists(s.filters),
-			Policies: lists(s.policies), Workloads: lists(s.workloads),
-			Retained: lists(s.kept), Settings: s.settings, Locality: s.locality, Namespaces: maps.Clone(s.overrides),
-		}
-		for n := range s.catalog {
-			of.Catalog = append(of.Catalog, n)
-		}
-		problems := s.problems
+		of := lastgood.Source{Name: s.name, At: s.fresh(now), Settings: s.settings, Locality: s.locality, Namespaces: maps.Clone(s.tables.Namespaces)}
+		s.tables.Join(&of.Mesh)
+		problems := s.tables.Problems
 		if !s.whole {
 			problems = s.past.Problems // it has not spoken since the start
 		}
@@ -168,14 +131,6 @@ func (l *Loop) capture(now time.Time) *lastgood.State {
 		st.Kept = append(st.Kept, lastgood.Kept{Service: n, Ports: r.ports, Left: r.until.Sub(now)})
 	}
 	return st
-}
-
-func lists[K comparable, T any](m map[K][]T) [][]T {
-	out := make([][]T, 0, len(m))
-	for _, list := range m {
-		out = append(out, list)
-	}
-	return out
 }
 
 // keep writes the last good state after changes until ctx ends, and then once more if there are any.
@@ -323,9 +278,12 @@ func (l *Loop) Report() input.Report {
 		of := input.SourceReport{
 			Name: s.name, Synced: s.whole, Restored: s.restored,
 			Counts: input.Counts{
-				Services: len(s.endpoints), Endpoints: s.rows, Objects: len(s.services), Routes: len(s.routes), Filters: len(s.filters),
-				Catalog: len(s.catalog), Workloads: len(s.workloads), Problems: len(s.problems),
+				Services: len(s.tables.Endpoints), Objects: len(s.tables.Services), Routes: len(s.tables.Routes), Filters: len(s.tables.Filters),
+				Catalog: len(s.tables.Catalog), Workloads: len(s.tables.Workloads), Problems: len(s.tables.Problems),
 			},
+		}
+		for _, rows := range s.tables.Endpoints {
+			of.Counts.Endpoints += len(rows)
 		}
 		if at := s.fresh(now); !at.IsZero() && at.Before(now) && (r.StaleSince == nil || at.Before(*r.StaleSince)) {
 			r.StaleSince = &at

@@ -21,12 +21,12 @@ func TestStartWithoutSources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		file := lastgood.New(filepath.Join(t.TempDir(), "last-good"))
 		w, src := start(t, Config{LastGood: file}, "local", "registry", "kube")
-		src[0].Replace(input.Batch{Workloads: map[string][]model.Workload{"c": {{Namespace: "shop", Name: "web-1", Account: "web", ContainerID: "c", SPIFFEID: "spiffe://td/x"}}}})
+		src[0].Replace(input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{"c": {{Namespace: "shop", Name: "web-1", Account: "web", ContainerID: "c", SPIFFEID: "spiffe://td/x"}}}}})
 		rows := batch(t, "pods shop/cart*2 8080\npods shop/db 5432=tcp")
 		src[1].Report(input.Status{Connected: true})
-		src[1].Replace(input.Batch{Endpoints: rows.Endpoints, Catalog: map[model.ServiceName]bool{{Namespace: "pay", Name: "api"}: true}})
+		src[1].Replace(input.Batch{Tables: input.Tables{Endpoints: rows.Endpoints, Catalog: map[model.ServiceName][]model.ServiceName{{Namespace: "pay", Name: "api"}: {{Namespace: "pay", Name: "api"}}}}})
 		kube := batch(t, "service shop/cart 10.96.0.1\nroute shop/r cart\nrule match=prefix:/a set=x:1\nfilter shop/f scope=chain target=cart rbac policy=p;ns:shop")
-		src[2].Replace(input.Batch{Services: kube.Services, Routes: kube.Routes, Filters: kube.Filters, Settings: &input.Settings{SameNode: model.InProcess}})
+		src[2].Replace(input.Batch{Tables: input.Tables{Services: kube.Services, Routes: kube.Routes, Filters: kube.Filters}, Settings: &input.Settings{SameNode: model.InProcess}})
 		w.settled()
 		if r := w.loop.Report(); r.StaleSince != nil || r.LastGood.Path != file.Path() || r.LastGood.Restored {
 			t.Errorf("%+v", r)
@@ -69,7 +69,7 @@ func TestStartWithoutSources(t *testing.T) {
 		// The registry is heard: rows that are not there any more went while nobody looked,
 		// and are kept like others that go.
 		src[1].Report(input.Status{Connected: true})
-		src[1].Replace(input.Batch{Endpoints: map[model.ServiceName][]model.Endpoint{{Namespace: "shop", Name: "db"}: rows.Endpoints[model.ServiceName{Namespace: "shop", Name: "db"}]}})
+		src[1].Replace(input.Batch{Tables: input.Tables{Endpoints: map[model.ServiceName][]model.Endpoint{{Namespace: "shop", Name: "db"}: rows.Endpoints[model.ServiceName{Namespace: "shop", Name: "db"}]}}})
 		w.settled()
 		if svc := w.service(cart); svc == nil || len(w.endpoints(cart, 8080)) != 0 {
 			t.Errorf("a service that went: %+v", svc)
@@ -264,7 +264,7 @@ func TestSaves(t *testing.T) {
 		for i := range 600 { // a minute of changes
 			b := batch(t, "pods shop/cart 8080")
 			b.Endpoints[cart][0].Weight = uint32(i + 1)
-			src[0].Apply(input.Batch{Endpoints: b.Endpoints})
+			src[0].Apply(input.Batch{Tables: input.Tables{Endpoints: b.Endpoints}})
 			time.Sleep(100 * time.Millisecond)
 		}
 		if n := saves(); n != 2 && n != 3 {
@@ -311,7 +311,7 @@ func TestFullDisk(t *testing.T) {
 		if err := os.WriteFile(ballast, make([]byte, 65536), 0o600); err == nil {
 			t.Fatal("the disk is not full")
 		}
-		src[0].Apply(input.Batch{Endpoints: batch(t, "pods shop/cart*3 8080").Endpoints})
+		src[0].Apply(input.Batch{Tables: input.Tables{Endpoints: batch(t, "pods shop/cart*3 8080").Endpoints}})
 		time.Sleep(3 * saveEvery)
 		synctest.Wait()
 		r := w.loop.Report()
@@ -334,7 +334,7 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("logged %d times", n)
 		}
 		_, src = start(t, Config{LastGood: lastgood.New(path)}, "registry")
-		if src[0].loop.Wait(context.Background(), 1) != nil || src[0].rows != 3 {
+		if src[0].loop.Wait(context.Background(), 1) != nil || countRows(src[0]) != 3 {
 			t.Error("what was written at last is not what was known")
 		}
 	})
@@ -370,7 +370,7 @@ func TestSaveForSuccessor(t *testing.T) {
 		defer w.stop()
 		src[0].Replace(batch(t, "pods shop/cart 8080"))
 		time.Sleep(2 * saveSoon)
-		src[0].Apply(input.Batch{Endpoints: batch(t, "pods shop/cart*3 8080").Endpoints})
+		src[0].Apply(input.Batch{Tables: input.Tables{Endpoints: batch(t, "pods shop/cart*3 8080").Endpoints}})
 		w.settled()
 		saves := w.loop.Counters.Saves.Value()
 		w.loop.Save()
@@ -410,7 +410,7 @@ func TestHoldSaves(t *testing.T) {
 			}
 		}
 		change := func(n string) {
-			src[0].Apply(input.Batch{Endpoints: batch(t, "pods shop/cart*"+n+" 8080").Endpoints})
+			src[0].Apply(input.Batch{Tables: input.Tables{Endpoints: batch(t, "pods shop/cart*"+n+" 8080").Endpoints}})
 			time.Sleep(2 * saveAgain)
 			synctest.Wait()
 		}
@@ -429,4 +429,12 @@ func TestHoldSaves(t *testing.T) {
 		w.stop()
 		is(true)
 	})
+}
+
+// countRows is how many endpoints a source has.
+func countRows(s *Source) (n int) {
+	for _, rows := range s.tables.Endpoints {
+		n += len(rows)
+	}
+	return n
 }

@@ -2,14 +2,12 @@ package controlplane
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"aether/controlplane/input"
-	"aether/dataplane/model"
 )
 
 // SourceOptions say what of a source is not as of others. The zero value is an ordinary source.
@@ -75,7 +73,7 @@ func (s *span) add(t time.Time) {
 // Source adds a source; of several that speak of one thing the one that was added first
 // has precedence (decision 023). Call it before Run.
 func (l *Loop) Source(name string, o SourceOptions) *Source {
-	s := &Source{loop: l, name: name, opts: o, known: newKnown()}
+	s := &Source{loop: l, name: name, opts: o}
 	l.sources = append(l.sources, s)
 	return s
 }
@@ -127,7 +125,9 @@ func (s *Source) saidLocked(now time.Time) {
 
 // objects reports whether a Batch says more than rows, names and problems.
 func objects(b *input.Batch) bool {
-	return len(b.Services)+len(b.Routes)+len(b.Filters)+len(b.Policies)+len(b.Workloads)+len(b.Retained)+len(b.Namespaces) > 0 || b.Settings != nil || b.Locality != nil
+	but := *b
+	but.Endpoints, but.Catalog, but.Problems = nil, nil, nil
+	return !but.Empty()
 }
 
 // Report is input.Sink.
@@ -225,51 +225,9 @@ func (l *Loop) nudge() {
 	}
 }
 
-// known is what a source says, by key; keys of which it says nothing are not there.
+// known is what a source says; keys of which it says nothing are not there.
 type known struct {
-	endpoints map[model.ServiceName][]model.Endpoint
-	services  map[model.ServiceName][]model.Service
-	routes    map[input.RouteKey][]model.Route
-	filters   map[model.ServiceName][]model.HTTPFilter
-	policies  map[model.ServiceName][]model.EndpointPolicy
-	catalog   map[model.ServiceName]bool
-	workloads map[string][]model.Workload
-	kept      map[model.ServiceName][]model.Retained
-	problems  map[string][]model.Problem
-	settings  *input.Settings
-	overrides map[string][]input.Override // by namespace
-	locality  *input.Locality
-	rows      int // endpoints of all services
-}
-
-func newKnown() known {
-	return known{
-		endpoints: map[model.ServiceName][]model.Endpoint{}, services: map[model.ServiceName][]model.Service{},
-		routes: map[input.RouteKey][]model.Route{}, filters: map[model.ServiceName][]model.HTTPFilter{},
-		policies: map[model.ServiceName][]model.EndpointPolicy{},
-		catalog:  map[model.ServiceName]bool{}, workloads: map[string][]model.Workload{},
-		kept: map[model.ServiceName][]model.Retained{}, problems: map[string][]model.Problem{}, overrides: map[string][]input.Override{},
-	}
-}
-
-// put enters what a source says under one key, and reports whether that is new to it.
-func put[K comparable, T any](m map[K][]T, k K, list []T, same func(a, b []T) bool) bool {
-	was, there := m[k]
-	if len(list) == 0 {
-		delete(m, k)
-		return there
-	}
-	m[k] = list
-	return !there || !same(was, list)
-}
-
-// missing are the keys of old that are not in next.
-func missing[K comparable, V any](old, next map[K]V) []K {
-	var out []K
-	for k := range maps.Keys(old) {
-		if _, ok := next[k]; !ok {
-			out = append(out, k)
-		}
-	}
-	return out
+	tables   input.Tables
+	settings *input.Settings
+	locality *input.Locality
 }

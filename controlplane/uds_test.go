@@ -19,12 +19,12 @@ func TestEndpointPolicies(t *testing.T) {
 		file := lastgood.New(filepath.Join(t.TempDir(), "last-good"))
 		cfg := Config{LastGood: file, UDSDir: "/d"}
 		policy := func(file string) input.Batch {
-			return input.Batch{Policies: map[model.ServiceName][]model.EndpointPolicy{cart: {{Namespace: cart.Namespace, Name: "p", Service: cart, UDSSocket: "app/" + file}}}}
+			return input.Batch{Tables: input.Tables{Policies: map[model.ServiceName][]model.EndpointPolicy{cart: {{Namespace: cart.Namespace, Name: "p", Service: cart, UDSSocket: "app/" + file}}}}}
 		}
-		pod := input.Batch{Workloads: map[string][]model.Workload{"c1": {{
+		pod := input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{"c1": {{
 			Namespace: cart.Namespace, Name: "cart-1", Account: cart.Name, ContainerID: "c1", SPIFFEID: "spiffe://td/x", UID: "u1",
 			Volumes: []model.Volume{{Name: "app", Driver: "csi.aether.io"}},
-		}}}}
+		}}}}}
 		w, src := start(t, cfg, "files", "kubernetes", "pods")
 		is := func(step, want string) {
 			t.Helper()
@@ -48,7 +48,7 @@ func TestEndpointPolicies(t *testing.T) {
 		if p := w.loop.State().Problems; len(p) != 1 || p[0].Object != "EndpointPolicy of Service "+cart.String() {
 			t.Errorf("two sources, and what is said is %v", p)
 		}
-		src[0].Apply(input.Batch{Policies: map[model.ServiceName][]model.EndpointPolicy{cart: nil}})
+		src[0].Apply(input.Batch{Tables: input.Tables{Policies: map[model.ServiceName][]model.EndpointPolicy{cart: nil}}})
 		is("it goes", "k")
 		if m := w.loop.Mesh(); len(m.Policies) != 1 || m.Policies[0].UDSSocket != "app/k" || len(m.Workloads) != 1 || m.Workloads[0].UID != "u1" {
 			t.Errorf("the mesh has %+v", m.Policies)
@@ -83,16 +83,16 @@ func TestUDSRefusedIsCounted(t *testing.T) {
 				t.Errorf("%s: %q, want %q", step, got, want)
 			}
 		}
-		src[0].Replace(input.Batch{Workloads: map[string][]model.Workload{"c1": {pod("c1", "app/a")}, "c2": {pod("c2", "app")}, "c3": {pod("c3", "")}}})
+		src[0].Replace(input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{"c1": {pod("c1", "app/a")}, "c2": {pod("c2", "app")}, "c3": {pod("c3", "")}}}})
 		is("two of three", "bad_request 1 volume_not_declared 1 ")
-		src[0].Apply(input.Batch{Services: batch(t, "service shop/web 10.96.0.9 80").Services})
+		src[0].Apply(input.Batch{Tables: input.Tables{Services: batch(t, "service shop/web 10.96.0.9 80").Services}})
 		is("something else changes", "bad_request 1 volume_not_declared 1 ")
-		src[0].Apply(input.Batch{Workloads: map[string][]model.Workload{"c1": {pod("c1", "app/..")}}})
+		src[0].Apply(input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{"c1": {pod("c1", "app/..")}}}})
 		is("another reason", "bad_request 1 bad_file 1 volume_not_declared 1 ")
-		src[0].Apply(input.Batch{Workloads: map[string][]model.Workload{"c2": nil}})
-		src[0].Apply(input.Batch{Workloads: map[string][]model.Workload{"c2": nil}})
+		src[0].Apply(input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{"c2": nil}}})
+		src[0].Apply(input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{"c2": nil}}})
 		is("one goes", "bad_request 1 bad_file 1 volume_not_declared 1 ")
-		src[0].Apply(input.Batch{Workloads: map[string][]model.Workload{"c2": {pod("c2", "app")}}})
+		src[0].Apply(input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{"c2": {pod("c2", "app")}}}})
 		is("and comes again", "bad_request 2 bad_file 1 volume_not_declared 1 ")
 		w.stop()
 	})

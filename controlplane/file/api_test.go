@@ -33,8 +33,7 @@ func TestSameFromAPI(t *testing.T) {
 		r.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
 
 		s := gamma.NewState("", input.Settings{})
-		sum := input.Batch{Services: map[model.ServiceName][]model.Service{}, Routes: map[input.RouteKey][]model.Route{},
-			Filters: map[model.ServiceName][]model.HTTPFilter{}, Problems: map[string][]model.Problem{}, Settings: &input.Settings{}}
+		sum := input.Batch{Tables: input.Tables{Services: map[model.ServiceName][]model.Service{}, Routes: map[input.RouteKey][]model.Route{}, Filters: map[model.ServiceName][]model.HTTPFilter{}, Problems: map[string][]model.Problem{}}, Settings: &input.Settings{}}
 		s.SlicesUnread("")
 		for _, e := range events {
 			if r.IntN(4) == 0 {

@@ -122,12 +122,14 @@ func (s *State) Take() input.Batch {
 // Whole gives all there is, settings included, unless their MeshConfig is refused and was never seen otherwise.
 func (s *State) Whole() input.Batch {
 	settings := s.settings
-	b := input.Batch{
-		Services: make(map[name][]model.Service, len(s.services)), Routes: make(map[input.RouteKey][]model.Route, len(s.routes)),
-		Filters: make(map[name][]model.HTTPFilter, len(s.filters)), Policies: make(map[name][]model.EndpointPolicy, len(s.chosen)),
-		Problems: maps.Clone(s.problems), Settings: &settings,
+	b := input.Batch{Tables: input.Tables{
+		Services:   make(map[name][]model.Service, len(s.services)),
+		Routes:     make(map[input.RouteKey][]model.Route, len(s.routes)),
+		Filters:    make(map[name][]model.HTTPFilter, len(s.filters)),
+		Policies:   make(map[name][]model.EndpointPolicy, len(s.chosen)),
+		Problems:   maps.Clone(s.problems),
 		Namespaces: maps.Clone(s.namespaces),
-	}
+	}, Settings: &settings}
 	if s.unsaid {
 		b.Settings, b.KeepSettings = nil, true
 	}
@@ -190,7 +192,7 @@ func (s *State) tell(kind string, n name, said []Problem) {
 	if s.problems[label] = list; len(list) == 0 {
 		delete(s.problems, label)
 	}
-	put(&s.batch.Problems, label, list)
+	s.batch.Problems.Change(label, list)
 }
 
 // Say puts a problem of an object that is none of State's into the batch; no reason: it is over.
@@ -205,14 +207,7 @@ func (s *State) Say(object, reason string) {
 	} else {
 		delete(s.problems, object)
 	}
-	put(&s.batch.Problems, object, list)
-}
-
-func put[K comparable, V any](m *map[K]V, k K, v V) {
-	if *m == nil {
-		*m = map[K]V{}
-	}
-	(*m)[k] = v
+	s.batch.Problems.Change(object, list)
 }
 
 // SetService takes a Service that is new or has changed.
@@ -270,7 +265,7 @@ func (s *State) resolveService(n name, fresh bool) {
 	}
 	if fresh || !reflect.DeepEqual(out, e.out) {
 		e.out = out
-		put(&s.batch.Services, n, []model.Service{out})
+		s.batch.Services.Change(n, []model.Service{out})
 	}
 	s.tell(KindService, n, said)
 }
@@ -305,7 +300,7 @@ func (s *State) dropService(n name) {
 	delete(s.named, n)
 	if s.services[n] != nil {
 		delete(s.services, n)
-		put(&s.batch.Services, n, nil)
+		s.batch.Services.Change(n, nil)
 	}
 }
 
@@ -422,7 +417,7 @@ func (s *State) Set(kind string, u map[string]any) {
 		}
 		if !ok || !reflect.DeepEqual(old, f) {
 			s.filters[n] = f
-			put(&s.batch.Filters, n, []model.HTTPFilter{f})
+			s.batch.Filters.Change(n, []model.HTTPFilter{f})
 		}
 		s.tell(kind, n, r.Problems)
 	case KindEndpointPolicy:
@@ -474,7 +469,7 @@ func (s *State) Delete(kind, namespace, objectName string) {
 	case KindHTTPFilter:
 		delete(s.filters, n)
 		delete(s.good, n)
-		put(&s.batch.Filters, n, nil)
+		s.batch.Filters.Change(n, nil)
 	case KindEndpointPolicy:
 		s.setPolicy(n, nil, nil)
 	case KindMeshConfig:
@@ -545,7 +540,7 @@ func (s *State) dropRoute(k input.RouteKey) {
 	if e := s.routes[k]; e != nil {
 		s.unpoint(k, e)
 		delete(s.routes, k)
-		put(&s.batch.Routes, k, nil)
+		s.batch.Routes.Change(k, nil)
 	}
 }
 
@@ -559,7 +554,7 @@ func (s *State) resolveRoute(k input.RouteKey, fresh bool) {
 	})
 	if fresh || !reflect.DeepEqual(out, e.out) {
 		e.out = out
-		put(&s.batch.Routes, k, []model.Route{out})
+		s.batch.Routes.Change(k, []model.Route{out})
 	}
 	s.tell(k.Kind.String(), name{Namespace: k.Namespace, Name: k.Name}, r.Problems)
 }
@@ -632,10 +627,10 @@ func (s *State) judgePolicies(target name) {
 	switch {
 	case len(mine) == 0 && had:
 		delete(s.chosen, target)
-		put(&s.batch.Policies, target, nil)
+		s.batch.Policies.Change(target, nil)
 	case len(mine) > 0 && (!had || was != s.policies[mine[0]].EndpointPolicy):
 		s.chosen[target] = s.policies[mine[0]].EndpointPolicy
-		put(&s.batch.Policies, target, []model.EndpointPolicy{s.chosen[target]})
+		s.batch.Policies.Change(target, []model.EndpointPolicy{s.chosen[target]})
 	}
 	for _, n := range mine {
 		said := slices.Clone(s.policies[n].said)
@@ -668,5 +663,5 @@ func (s *State) setNamespace(ns string, list []input.Override) {
 	if s.namespaces[ns] = list; list == nil {
 		delete(s.namespaces, ns)
 	}
-	put(&s.batch.Namespaces, ns, list)
+	s.batch.Namespaces.Change(ns, list)
 }

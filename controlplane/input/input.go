@@ -20,46 +20,21 @@ type RouteKey struct {
 	Namespace, Name string
 }
 
-// Batch is what changed, or a whole state. Under each key stands all that the
-// source knows of it: an empty list, or false in Catalog, says that there is nothing
-// any more.
+// Batch is what changed, or a whole state. Under each key stands all that the source knows of it: in a change an empty
+// list says that there is nothing any more.
 type Batch struct {
-	// Endpoints are a service's rows.
-	Endpoints map[model.ServiceName][]model.Endpoint
-	// Services are the Service objects of a name: one, or several that contradict each other.
-	Services map[model.ServiceName][]model.Service
-	Routes   map[RouteKey][]model.Route
-	// Filters are the HTTPFilter objects of a namespace and name.
-	Filters map[model.ServiceName][]model.HTTPFilter
-	// Policies are the EndpointPolicies in force for a service's pods: one, or none.
-	Policies map[model.ServiceName][]model.EndpointPolicy
-	// Catalog are the names that exist in the mesh, whether or not their rows are here.
-	Catalog map[model.ServiceName]bool
-	// Workloads are pods of this node by ContainerID: one each, or none.
-	Workloads map[string][]model.Workload
-	// Retained are services that the source itself wants kept against their removal
-	// (contract 4.12): a configuration of files, which may be another node's dump. What
-	// goes from any source is kept by the loop.
-	Retained map[model.ServiceName][]model.Retained
+	Tables
 	// Settings of the mesh; nil: as before.
 	Settings *Settings
 	// KeepSettings, of a whole state without Settings: they are there and cannot be read, so
 	// that those of before the start stay as well.
 	KeepSettings bool
-	// Namespaces are what the pods of a namespace have instead of the mesh's (contract 10.9): one, or none.
-	Namespaces map[string][]Override
 	// Locality of this node; nil: as before.
 	Locality *Locality
-	// Problems are what is not, or not wholly, in force, by whatever key the source
-	// finds them by again: the object's name, most often.
-	Problems map[string][]model.Problem
 }
 
 // Empty reports whether b says nothing.
-func (b *Batch) Empty() bool {
-	return len(b.Endpoints) == 0 && len(b.Services) == 0 && len(b.Routes) == 0 && len(b.Filters) == 0 && len(b.Policies) == 0 && len(b.Catalog) == 0 &&
-		len(b.Workloads) == 0 && len(b.Retained) == 0 && len(b.Problems) == 0 && len(b.Namespaces) == 0 && b.Settings == nil && b.Locality == nil
-}
+func (b *Batch) Empty() bool { return b.Tables.Empty() && b.Settings == nil && b.Locality == nil }
 
 // Locality is where a node is: the labels topology.kubernetes.io/region and /zone.
 type Locality struct{ Region, Zone string }

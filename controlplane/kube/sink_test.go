@@ -32,8 +32,7 @@ type sink struct {
 func newSink() *sink { return &sink{changed: make(chan struct{}), sum: empty()} }
 
 func empty() input.Batch {
-	return input.Batch{Services: map[model.ServiceName][]model.Service{}, Routes: map[input.RouteKey][]model.Route{},
-		Filters: map[model.ServiceName][]model.HTTPFilter{}, Policies: map[model.ServiceName][]model.EndpointPolicy{}, Problems: map[string][]model.Problem{}, Namespaces: map[string][]input.Override{}}
+	return input.Batch{Tables: input.Tables{Services: map[model.ServiceName][]model.Service{}, Routes: map[input.RouteKey][]model.Route{}, Filters: map[model.ServiceName][]model.HTTPFilter{}, Policies: map[model.ServiceName][]model.EndpointPolicy{}, Problems: map[string][]model.Problem{}, Namespaces: map[string][]input.Override{}}}
 }
 
 func (s *sink) Replace(b input.Batch) {

@@ -47,19 +47,12 @@ type Kept struct {
 type Source struct {
 	Name string
 	// At is when it was last known to be true.
-	At        time.Time
-	Endpoints [][]model.Endpoint // by service
-	Services  [][]model.Service
-	Routes    [][]model.Route
-	Filters   [][]model.HTTPFilter
-	Policies  [][]model.EndpointPolicy
-	Catalog   []model.ServiceName
-	Retained  [][]model.Retained
-	// Workloads are this node's pods, by container. They are for the source that said them alone: what
-	// is in a file of which not all can be read is looked for among them.
-	Workloads [][]model.Workload
-	Settings  *input.Settings // nil: it said nothing of them
-	Locality  *input.Locality // nil: it said nothing of it
+	At time.Time
+	// Mesh has the lists of objects alone. Its Workloads are this node's pods: they are for the source that said them, which
+	// looks among them for what is in a file of which not all can be read.
+	Mesh     model.Mesh
+	Settings *input.Settings // nil: it said nothing of them
+	Locality *input.Locality // nil: it said nothing of it
 	// Namespaces are the settings of pods by their namespace.
 	Namespaces map[string][]input.Override
 	// Stayed are the objects that could not be read any more and stayed as they were.

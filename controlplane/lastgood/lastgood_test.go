@@ -28,30 +28,13 @@ func state(r *rand.Rand) *State {
 		if r.IntN(2) == 0 {
 			m = modeltest.LivelyMesh(r)
 		}
-		src := Source{Name: fmt.Sprint("source", i), At: time.Unix(r.Int64N(1<<40), r.Int64N(1e9)).UTC(), Catalog: m.Catalog}
+		src := Source{Name: fmt.Sprint("source", i), At: time.Unix(r.Int64N(1<<40), r.Int64N(1e9)).UTC()}
 		for i := range m.Routes {
 			m.Routes[i].Created = m.Routes[i].Created.UTC()
 		}
 		b := input.Whole(m, nil, input.Settings{AccessLogs: true, TraceSample: 0.5})
 		src.Settings, src.Locality = b.Settings, b.Locality
-		for _, v := range b.Endpoints {
-			src.Endpoints = append(src.Endpoints, v)
-		}
-		for _, v := range b.Services {
-			src.Services = append(src.Services, v)
-		}
-		for _, v := range b.Routes {
-			src.Routes = append(src.Routes, v)
-		}
-		for _, v := range b.Filters {
-			src.Filters = append(src.Filters, v)
-		}
-		for _, v := range b.Policies {
-			src.Policies = append(src.Policies, v)
-		}
-		for _, v := range b.Retained {
-			src.Retained = append(src.Retained, v)
-		}
+		b.Join(&src.Mesh)
 		s.Sources = append(s.Sources, src)
 	}
 	return s
@@ -264,7 +247,7 @@ func TestFull(t *testing.T) {
 	}
 	large := &State{Node: "n1", Domain: "aether.internal", TrustDomain: "td", Sources: []Source{{Name: "x"}}}
 	for i := range 20000 {
-		large.Sources[0].Catalog = append(large.Sources[0].Catalog, model.ServiceName{Namespace: "ns", Name: fmt.Sprintf("service-with-a-name-%d", i)})
+		large.Sources[0].Mesh.Catalog = append(large.Sources[0].Mesh.Catalog, model.ServiceName{Namespace: "ns", Name: fmt.Sprintf("service-with-a-name-%d", i)})
 	}
 	if n, err := f.Save(large); err == nil || n != 0 || !strings.Contains(err.Error(), "no space left") || !strings.Contains(err.Error(), "the one before stays") {
 		t.Fatal(err)

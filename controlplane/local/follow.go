@@ -166,5 +166,5 @@ func (f *Follower) say(container, pod string, err error) {
 		f.pods.quiet.Warn("follow "+container, "a pod cannot be taken or forgotten; it is tried again", "pod", pod, "container", container, "err", err)
 		problems = []model.Problem{{Object: "Pod " + pod, Reason: fmt.Sprintf("%v; it is tried again", err)}}
 	}
-	f.pods.cfg.Sink.Apply(input.Batch{Problems: map[string][]model.Problem{"list " + container: problems}})
+	f.pods.cfg.Sink.Apply(input.Batch{Tables: input.Tables{Problems: map[string][]model.Problem{"list " + container: problems}}})
 }

@@ -248,7 +248,7 @@ func New(c Config) (*Pods, error) {
 	if err != nil {
 		return nil, err
 	}
-	batch := input.Batch{Workloads: map[string][]model.Workload{}, Problems: map[string][]model.Problem{}}
+	batch := input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{}, Problems: map[string][]model.Problem{}}}
 	l.takeLocked(records, bad, &batch) // nobody else has l yet
 	c.Sink.Replace(batch)
 	c.Sink.Report(input.Status{Connected: true, Since: time.Now()})
@@ -301,7 +301,7 @@ func (l *Pods) inheritLocked() {
 		l.log.Error("what there is of the pods on disk cannot be read again: what it was at the start counts", "err", err)
 		return
 	}
-	batch := input.Batch{Workloads: map[string][]model.Workload{}, Problems: map[string][]model.Problem{}}
+	batch := input.Batch{Tables: input.Tables{Workloads: map[string][]model.Workload{}, Problems: map[string][]model.Problem{}}}
 	there := make(map[string]bool, len(records))
 	anew := records[:0]
 	for _, r := range records {
@@ -604,14 +604,14 @@ func (l *Pods) add(in Pod) (p *pod, fresh bool, err error) {
 		l.settleLocked(old.key(), false)
 	}
 	l.settleLocked(p.key(), false)
-	l.cfg.Sink.Apply(input.Batch{
+	l.cfg.Sink.Apply(input.Batch{Tables: input.Tables{
 		Workloads: map[string][]model.Workload{in.ContainerID: {p.work}},
 		Problems: map[string][]model.Problem{
 			problemKey(in.ContainerID):                               p.problems(),
 			"record " + l.store.path(in.ContainerID):                 nil,
 			"record " + l.store.path(in.ContainerID) + damagedSuffix: nil,
 		},
-	})
+	}})
 	l.beginLocked(p)
 	if old != nil && in.Terminating && p.rec.Phase == alive {
 		if !early { // its deletion is known, and how it leaves is not
@@ -677,9 +677,10 @@ func (l *Pods) forgetLocked(p *pod) error {
 	delete(l.pods, container)
 	l.views.Delete(container)
 	l.endLocked(p)
-	l.cfg.Sink.Apply(input.Batch{
-		Workloads: map[string][]model.Workload{container: nil}, Problems: map[string][]model.Problem{problemKey(container): nil},
-	})
+	l.cfg.Sink.Apply(input.Batch{Tables: input.Tables{
+		Workloads: map[string][]model.Workload{container: nil},
+		Problems:  map[string][]model.Problem{problemKey(container): nil},
+	}})
 	if p.fault == nil {
 		l.settleLocked(p.key(), false)
 	}

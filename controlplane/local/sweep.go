@@ -147,7 +147,7 @@ func (l *Pods) tellCluster(err error) {
 		problems = []model.Problem{{Object: "pods of node " + l.cfg.Place.Node, Reason: fmt.Sprintf("what the API server has of them is not known: %v; no pod is forgotten, or evicted, by its word", err)}}
 	}
 	if l.clusterTold || err != nil {
-		l.cfg.Sink.Apply(input.Batch{Problems: map[string][]model.Problem{"cluster": problems}})
+		l.cfg.Sink.Apply(input.Batch{Tables: input.Tables{Problems: map[string][]model.Problem{"cluster": problems}}})
 	}
 	l.clusterTold = err != nil
 }
@@ -448,7 +448,7 @@ func (l *Pods) evictLost(ctx context.Context, known *clusterPods, timed bool) {
 	}
 	l.mu.Unlock()
 	if len(problems) > 0 {
-		l.cfg.Sink.Apply(input.Batch{Problems: problems})
+		l.cfg.Sink.Apply(input.Batch{Tables: input.Tables{Problems: problems}})
 	}
 	for _, p := range evict {
 		in, cancel := context.WithTimeout(ctx, listTimeout)

@@ -48,7 +48,7 @@ func (f *follower) Apply(b input.Batch) {
 		f.x.SetEndpoints(n, rows)
 	}
 	for n, in := range b.Catalog {
-		f.x.SetCatalog(n, in)
+		f.x.SetCatalog(n, len(in) > 0)
 	}
 	if !f.quiet {
 		f.snap, _ = f.x.Update()

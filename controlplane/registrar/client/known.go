@@ -453,7 +453,7 @@ func (k *known) unknown(kind int32) {
 
 // say tells the Sink what it has not heard. covers are the services whose rows are here.
 func (k *known) say(covers func(model.ServiceName) bool) {
-	b := input.Batch{Endpoints: map[model.ServiceName][]model.Endpoint{}, Catalog: map[model.ServiceName]bool{}, Problems: map[string][]model.Problem{}}
+	b := input.Batch{Tables: input.Tables{Endpoints: map[model.ServiceName][]model.Endpoint{}, Catalog: map[model.ServiceName][]model.ServiceName{}, Problems: map[string][]model.Problem{}}}
 	catalog := k.c.demand.catalog // which nobody else changes
 	if k.all {
 		for n := range catalog {
@@ -467,10 +467,10 @@ func (k *known) say(covers func(model.ServiceName) bool) {
 		switch cold := catalog.has(n) && !covers(n); {
 		case cold && !k.said.has(n):
 			k.said.add(n)
-			b.Catalog[n] = true
+			b.Catalog[n] = []model.ServiceName{n}
 		case !cold && k.said.has(n):
 			delete(k.said, n)
-			b.Catalog[n] = false
+			b.Catalog[n] = nil
 		}
 	}
 	for n := range k.dirty {

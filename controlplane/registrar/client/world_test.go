@@ -69,7 +69,7 @@ func (h *heard) Apply(b input.Batch) {
 		slices.Sort(h.rows[n])
 	}
 	for n, in := range b.Catalog {
-		if in {
+		if len(in) > 0 {
 			h.catalog[n] = true
 		} else {
 			delete(h.catalog, n)
