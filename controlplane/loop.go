@@ -100,28 +100,28 @@ type Counters struct {
 type Loop struct {
 	Counters Counters
 
-	cfg     Config
-	log     *slog.Logger
-	sources []*Source     // by precedence; fixed once Run begins
-	wake    chan struct{} // of one: a source has said something
-	looked  chan struct{} // closed once it is known what was kept before the start
+	cfg          Config
+	log          *slog.Logger
+	sources      []*Source     // by precedence; fixed once Run begins
+	wake         chan struct{} // of one: a source has said something
+	lastGoodRead chan struct{} // closed once it is known what was kept before the start
 
 	// What the loop's goroutine owns; others hold own for reading.
-	own       sync.Mutex
-	index     *compile.Index
-	merged    merged
-	mesh      input.Tables // what of all sources is in force, without Workloads and Problems
-	retained  map[model.ServiceName]retained
-	workloads []model.Workload
-	settings  input.Settings
-	locality  input.Locality
-	needs     []model.ServiceName
-	live      bool                              // every source has given a whole state, now or before the start
-	carried   change                            // of what was restored
-	lastTook  time.Duration                     // that compiling took
-	lastEnd   time.Time                         // when it was done
-	compiled  []model.Problem                   // of the last Update
-	refused   map[string]endpointmeta.UDSReason // by container, as counted
+	stateMu        sync.Mutex
+	index          *compile.Index
+	merged         merged
+	mesh           input.Tables // what of all sources is in force, without Workloads and Problems
+	retained       map[model.ServiceName]retained
+	workloads      []model.Workload
+	settings       input.Settings
+	locality       input.Locality
+	needs          []model.ServiceName
+	complete       bool                              // every source has given a whole state, now or before the start
+	restoredChange change                            // of what was restored
+	lastTook       time.Duration                     // that compiling took
+	lastEnd        time.Time                         // when it was done
+	compiled       []model.Problem                   // of the last Update
+	refused        map[string]endpointmeta.UDSReason // by container, as counted
 
 	// All problems, and which of compiled's lists is in it.
 	all         []model.Problem
@@ -129,8 +129,8 @@ type Loop struct {
 	allCompiled int
 	since       map[problemKey]time.Time // when each of all appeared, however its place moves in its file
 
-	saving sync.Mutex // of the last good state's file; before own and mu
-	held   bool       // nothing is written to it; guarded by saving
+	saveMu    sync.Mutex // of the last good state's file; before own and mu
+	savesHeld bool       // nothing is written to it; guarded by saving
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced when anything of the following changes
@@ -138,7 +138,7 @@ type Loop struct {
 	at       time.Time
 	synced   bool
 	problems []model.Problem
-	saved    saved
+	lastGood lastGoodStatus
 	dirty    time.Time // since when the last good state is older than the one in force; zero: it is not
 	restored bool      // parts of the last good state were taken
 }
@@ -152,7 +152,7 @@ func New(cfg Config) *Loop {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	l := &Loop{
-		cfg: cfg, log: cfg.Log, wake: make(chan struct{}, 1), looked: make(chan struct{}), changed: make(chan struct{}),
+		cfg: cfg, log: cfg.Log, wake: make(chan struct{}, 1), lastGoodRead: make(chan struct{}), changed: make(chan struct{}),
 		index:    compile.NewIndex(&model.Mesh{Domain: cfg.Domain, TrustDomain: cfg.TrustDomain, Node: cfg.Node, Semantics: cfg.Settings.Semantics, SameNode: cfg.Settings.SameNode}),
 		retained: map[model.ServiceName]retained{}, settings: cfg.Settings, merged: newMerged(),
 	}
@@ -164,7 +164,7 @@ func New(cfg Config) *Loop {
 // error is always nil. A loop without a source publishes nothing.
 func (l *Loop) Run(ctx context.Context) error {
 	restored := l.restore()
-	close(l.looked)
+	close(l.lastGoodRead)
 	if l.cfg.OnSettings != nil {
 		l.cfg.OnSettings(l.settings, nil)
 	}
@@ -173,7 +173,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	if l.cfg.LastGood != nil {
 		saving, stop := context.WithCancel(context.WithoutCancel(ctx))
 		defer stop() // then one last time: nothing is published any more
-		wg.Go(func() { l.keep(saving) })
+		wg.Go(func() { l.runSaver(saving) })
 	}
 	hold, kept := stopped(), stopped()
 	defer hold.Stop()
@@ -232,28 +232,28 @@ func (l *Loop) due(now time.Time) (due time.Time, ok bool) {
 // step takes in what the sources have said, and publishes what is then the mesh. next is
 // when the next service has been kept long enough.
 func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
-	l.own.Lock()
-	c := l.take()
-	l.expire(now, &c)
-	served := l.served(&c)
-	l.settle(&c)
+	l.stateMu.Lock()
+	c := l.drainSources()
+	l.dropExpired(now, &c)
+	served := l.servedPorts(&c)
+	l.reindex(&c)
 	needs, others := l.needs, false
 	if l.cfg.OnNeeds != nil && len(c.keys.Workloads)+len(c.keys.Services) > 0 {
 		needs = l.neededServices()
 		others = !slices.Equal(needs, l.needs)
 		l.needs = needs
 	}
-	settings, first := l.settings, !l.live && l.known()
+	settings, first := l.settings, !l.complete && l.known()
 	tell := l.cfg.OnSettings != nil && (c.settings || len(c.keys.Namespaces) > 0)
 	var namespaces map[string]input.Settings
 	if tell {
-		namespaces = l.ofNamespaces()
+		namespaces = l.namespaceSettings()
 	}
-	l.live = l.live || first
+	l.complete = l.complete || first
 	var snap *snapshot.Snapshot
-	if l.live && (first || c.any()) {
+	if l.complete && (first || c.any()) {
 		snap, l.compiled = l.index.Update()
-		if l.retain(now, &c, served) {
+		if l.retainRemoved(now, &c, served) {
 			snap, l.compiled = l.index.Update()
 		}
 	}
@@ -261,14 +261,14 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 		l.countRefused(l.index.UDSRefused())
 	}
 	var problems []model.Problem
-	if l.live {
+	if l.complete {
 		problems = l.allProblems(now, &c)
 	}
 	workloads := l.workloads
 	next, ok = l.nextExpiry()
 	l.lastEnd = time.Now()
 	l.lastTook = l.lastEnd.Sub(now)
-	l.own.Unlock()
+	l.stateMu.Unlock()
 
 	if others {
 		l.cfg.OnNeeds(needs)
@@ -277,7 +277,7 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 		l.cfg.OnSettings(settings, namespaces)
 	}
 	if snap == nil {
-		l.tell(c.batches, time.Time{}, problems)
+		l.publishState(c.batches, time.Time{}, problems)
 		return next, ok
 	}
 	seq := l.State().Seq + 1
@@ -286,7 +286,7 @@ func (l *Loop) step(now time.Time) (next time.Time, ok bool) {
 	l.Counters.Builds.Inc()
 	l.Counters.BuildNanos.Add(uint64(max(end.Sub(now), 0)))
 	l.Counters.Coalesced.Add(uint64(max(c.batches-1, 0)))
-	l.tell(c.batches, end, problems)
+	l.publishState(c.batches, end, problems)
 	level := slog.LevelDebug
 	if first || c.objects {
 		level = slog.LevelInfo
@@ -311,9 +311,9 @@ func (l *Loop) known() bool {
 	return len(l.sources) > 0 && !slices.ContainsFunc(l.sources, func(s *Source) bool { return !s.whole && !s.restored })
 }
 
-// tell makes what was done known: when a state was published, which problems there are,
+// publishState makes what was done known: when a state was published, which problems there are,
 // and that what sources had said is in force.
-func (l *Loop) tell(batches int, published time.Time, problems []model.Problem) {
+func (l *Loop) publishState(batches int, published time.Time, problems []model.Problem) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !published.IsZero() {
@@ -333,20 +333,20 @@ func (l *Loop) tell(batches int, published time.Time, problems []model.Problem) 
 	}
 	synced, heard := true, false
 	for _, s := range l.sources {
-		s.inForce.Store(s.taken)
+		s.inForce.Store(s.drained)
 		is := s.whole || s.restored
-		heard = heard || is != s.heard
-		s.heard = is
+		heard = heard || is != s.hasState
+		s.hasState = is
 		synced = synced && s.whole
 	}
 	if batches == 0 && published.IsZero() && !news && !heard && synced == l.synced {
 		return
 	}
 	l.synced = synced
-	l.wakeLocked()
+	l.notifyWaitersLocked()
 }
 
-func (l *Loop) wakeLocked() {
+func (l *Loop) notifyWaitersLocked() {
 	close(l.changed)
 	l.changed = make(chan struct{})
 }
@@ -389,7 +389,7 @@ func (l *Loop) State() State {
 
 // problemsLocked are all problems, those of the last good state among them.
 func (l *Loop) problemsLocked() []model.Problem {
-	if p := l.saved.problem(l.cfg.LastGood); p.Reason != "" {
+	if p := l.lastGood.problem(l.cfg.LastGood); p.Reason != "" {
 		return append([]model.Problem{p}, l.problems...)
 	}
 	return l.problems

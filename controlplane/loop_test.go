@@ -96,7 +96,7 @@ func (w *world) settled() {
 
 func batch(t *testing.T, text string) input.Batch {
 	t.Helper()
-	return input.Whole(modeltest.Mesh(t, text), nil, input.Settings{})
+	return input.FullBatch(modeltest.Mesh(t, text), nil, input.Settings{})
 }
 
 var cart = model.ServiceName{Namespace: "shop", Name: "cart"}
@@ -535,7 +535,7 @@ func merge(of []*model.Mesh) *model.Mesh {
 	services, routes, filters, catalog := map[model.ServiceName]bool{}, map[input.RouteKey]bool{}, map[model.ServiceName][]model.HTTPFilter{}, map[model.ServiceName]bool{}
 	pods, rows, policies := map[string]bool{}, map[string]bool{}, map[model.ServiceName]bool{}
 	for _, m := range of {
-		b := input.Whole(m, nil, input.Settings{})
+		b := input.FullBatch(m, nil, input.Settings{})
 		if !located && m.Region+m.Zone != "" {
 			located, out.Region, out.Zone = true, m.Region, m.Zone
 		}
@@ -620,10 +620,10 @@ func TestConvergence(t *testing.T) {
 				i := r.IntN(len(src))
 				next := random(r)
 				if is[i] == nil || r.IntN(3) == 0 {
-					src[i].Replace(input.Whole(next, nil, input.Settings{}))
+					src[i].Replace(input.FullBatch(next, nil, input.Settings{}))
 					is[i] = next
 				} else {
-					was, now := input.Whole(is[i], nil, input.Settings{}), input.Whole(next, nil, input.Settings{})
+					was, now := input.FullBatch(is[i], nil, input.Settings{}), input.FullBatch(next, nil, input.Settings{})
 					src[i].Apply(was.Diff(&now, input.Settings{}))
 					is[i] = next
 				}

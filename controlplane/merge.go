@@ -31,46 +31,46 @@ func (c *change) any() bool {
 	return !but.Empty() || c.settings || c.locality
 }
 
-func note[K comparable](to *map[K]struct{}, k K) {
+func addKey[K comparable](to *map[K]struct{}, k K) {
 	if *to == nil {
 		*to = map[K]struct{}{}
 	}
 	(*to)[k] = struct{}{}
 }
 
-// take enters what the sources have said.
-func (l *Loop) take() (c change) {
-	c, l.carried = l.carried, change{}
+// drainSources enters what the sources have said.
+func (l *Loop) drainSources() (c change) {
+	c, l.restoredChange = l.restoredChange, change{}
 	for _, s := range l.sources {
 		p, said := s.takePending()
-		c.batches += int(said - s.taken)
-		s.taken = said
+		c.batches += int(said - s.drained)
+		s.drained = said
 		c.objects = c.objects || !p.objects.first.IsZero()
 		if p.replace != nil {
 			if s.restored {
-				s.forget(p.replace, &c)
+				s.dropRestored(p.replace, &c)
 			}
-			s.enter(p.replace, true, &c)
-			s.whole, s.restored, s.past = true, false, input.Batch{}
+			s.merge(p.replace, true, &c)
+			s.whole, s.restored, s.restoredState = true, false, input.Batch{}
 		}
-		s.enter(&p.then, false, &c)
+		s.merge(&p.then, false, &c)
 	}
 	return c
 }
 
-// forget takes back settings and locality that the source said before the start, where
+// dropRestored takes back settings and locality that the source said before the start, where
 // b, its first whole state since, says none: nil is as before only within one life.
-func (s *Source) forget(b *input.Batch, c *change) {
-	if b.Settings == nil && !b.KeepSettings && s.settings != nil && s.settings == s.before.settings {
+func (s *Source) dropRestored(b *input.Batch, c *change) {
+	if b.Settings == nil && !b.KeepSettings && s.settings != nil && s.settings == s.restoredOnly.settings {
 		s.settings, c.settings = nil, true
 	}
-	if b.Locality == nil && s.locality != nil && s.locality == s.before.locality {
+	if b.Locality == nil && s.locality != nil && s.locality == s.restoredOnly.locality {
 		s.locality, c.locality = nil, true
 	}
 }
 
-// enter takes a Batch in; all: it is all that the source says.
-func (s *Source) enter(b *input.Batch, all bool, c *change) {
+// merge takes a Batch in; all: it is all that the source says.
+func (s *Source) merge(b *input.Batch, all bool, c *change) {
 	if !s.opts.Final {
 		s.noteFleeting(b, all, c)
 	}
@@ -87,27 +87,27 @@ func (s *Source) enter(b *input.Batch, all bool, c *change) {
 func (s *Source) noteFleeting(b *input.Batch, all bool, c *change) {
 	if all {
 		for n := range s.tables.Endpoints {
-			note(&c.fleeting, n)
+			addKey(&c.fleeting, n)
 		}
 		return
 	}
 	for n := range b.Endpoints {
 		if len(s.tables.Endpoints[n]) > 0 {
-			note(&c.fleeting, n)
+			addKey(&c.fleeting, n)
 		}
 	}
 }
 
 func equal[T any](a, b []T) bool { return reflect.DeepEqual(a, b) }
 
-// settle tells the index what changed, of all sources together.
-func (l *Loop) settle(c *change) {
+// reindex tells the index what changed, of all sources together.
+func (l *Loop) reindex(c *change) {
 	for n := range c.keys.Endpoints {
 		l.mesh.Endpoints.Put(n, l.endpoints(n))
 		l.index.SetEndpoints(n, l.mesh.Endpoints[n])
 	}
 	for n := range c.keys.Services {
-		l.mesh.Services.Put(n, first(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.Service] { return t.Services }, "Service "+n.String()))
+		l.mesh.Services.Put(n, fromFirst(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.Service] { return t.Services }, "Service "+n.String()))
 		l.index.SetServices(n, l.mesh.Services[n])
 	}
 	for n := range c.keys.Catalog {
@@ -122,11 +122,11 @@ func (l *Loop) settle(c *change) {
 		l.index.SetFilters(n.Namespace, n.Name, l.mesh.Filters[n])
 	}
 	for n := range c.keys.Policies {
-		l.mesh.Policies.Put(n, first(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.EndpointPolicy] { return t.Policies }, "EndpointPolicy of Service "+n.String()))
+		l.mesh.Policies.Put(n, fromFirst(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.EndpointPolicy] { return t.Policies }, "EndpointPolicy of Service "+n.String()))
 		l.index.SetPolicies(n, l.mesh.Policies[n])
 	}
 	for k := range c.keys.Routes {
-		l.mesh.Routes.Put(k, first(l, k, func(t *input.Tables) input.Table[input.RouteKey, model.Route] { return t.Routes }, k.Kind.String()+" "+k.Namespace+"/"+k.Name))
+		l.mesh.Routes.Put(k, fromFirst(l, k, func(t *input.Tables) input.Table[input.RouteKey, model.Route] { return t.Routes }, k.Kind.String()+" "+k.Namespace+"/"+k.Name))
 		l.index.SetRoutes(k.Kind, k.Namespace, k.Name, l.mesh.Routes[k])
 	}
 	if len(c.keys.Workloads) > 0 {
@@ -140,7 +140,7 @@ func (l *Loop) settle(c *change) {
 		l.index.SetSettings(l.settings.Semantics, l.settings.SameNode)
 	}
 	for ns := range c.keys.Namespaces {
-		l.mesh.Namespaces.Put(ns, first(l, ns, func(t *input.Tables) input.Table[string, input.Override] { return t.Namespaces }, "MeshConfig of namespace "+ns))
+		l.mesh.Namespaces.Put(ns, fromFirst(l, ns, func(t *input.Tables) input.Table[string, input.Override] { return t.Namespaces }, "MeshConfig of namespace "+ns))
 	}
 	if c.locality {
 		was := l.locality
@@ -158,8 +158,8 @@ type merged struct {
 
 func newMerged() merged { return merged{conflicts: map[string]model.Problem{}} }
 
-// say notes, or with an empty reason takes back, that sources speak of one thing.
-func (m *merged) say(object, format string, args ...any) {
+// setConflict notes, or with an empty reason takes back, that sources speak of one thing.
+func (m *merged) setConflict(object, format string, args ...any) {
 	_, had := m.conflicts[object]
 	if format == "" {
 		m.changed = m.changed || had
@@ -171,8 +171,8 @@ func (m *merged) say(object, format string, args ...any) {
 	m.conflicts[object] = p
 }
 
-// speakers are the sources that speak of a key, by precedence.
-func speakers[K comparable, T any](l *Loop, k K, table func(*input.Tables) input.Table[K, T]) []*Source {
+// sourcesOf are the sources that speak of a key, by precedence.
+func sourcesOf[K comparable, T any](l *Loop, k K, table func(*input.Tables) input.Table[K, T]) []*Source {
 	var out []*Source
 	for _, s := range l.sources {
 		if len(table(&s.tables)[k]) > 0 {
@@ -182,7 +182,7 @@ func speakers[K comparable, T any](l *Loop, k K, table func(*input.Tables) input
 	return out
 }
 
-func names(of []*Source) string {
+func sourceNames(of []*Source) string {
 	out := make([]string, len(of))
 	for i, s := range of {
 		out[i] = s.name
@@ -190,22 +190,22 @@ func names(of []*Source) string {
 	return strings.Join(out, " and ")
 }
 
-// first is what the first source says of k. Where another says something else it is a
+// fromFirst is what the first source says of k. Where another says something else it is a
 // problem, called object.
-func first[K comparable, T any](l *Loop, k K, table func(*input.Tables) input.Table[K, T], object string) []T {
-	who := speakers(l, k, table)
+func fromFirst[K comparable, T any](l *Loop, k K, table func(*input.Tables) input.Table[K, T], object string) []T {
+	who := sourcesOf(l, k, table)
 	if len(who) == 0 {
-		l.merged.say(object, "")
+		l.merged.setConflict(object, "")
 		return nil
 	}
 	list := table(&who[0].tables)[k]
 	for _, s := range who[1:] {
 		if !equal(list, table(&s.tables)[k]) {
-			l.merged.say(object, "the sources %s say different things of it: what %s says is in force; remove it from the other", names(who), who[0].name)
+			l.merged.setConflict(object, "the sources %s say different things of it: what %s says is in force; remove it from the other", sourceNames(who), who[0].name)
 			return list
 		}
 	}
-	l.merged.say(object, "")
+	l.merged.setConflict(object, "")
 	return list
 }
 
@@ -213,9 +213,9 @@ func first[K comparable, T any](l *Loop, k K, table func(*input.Tables) input.Ta
 // sources contradict each other, the index is given both and refuses what they govern.
 func (l *Loop) filters(n model.ServiceName) []model.HTTPFilter {
 	object := "HTTPFilter " + n.String()
-	who := speakers(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.HTTPFilter] { return t.Filters })
+	who := sourcesOf(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.HTTPFilter] { return t.Filters })
 	if len(who) == 0 {
-		l.merged.say(object, "")
+		l.merged.setConflict(object, "")
 		return nil
 	}
 	list, contradict := who[0].tables.Filters[n], false
@@ -225,9 +225,9 @@ func (l *Loop) filters(n model.ServiceName) []model.HTTPFilter {
 		}
 	}
 	if contradict {
-		l.merged.say(object, "the sources %s say different things of it: what it governs is refused; remove it from the other", names(who))
+		l.merged.setConflict(object, "the sources %s say different things of it: what it governs is refused; remove it from the other", sourceNames(who))
 	} else {
-		l.merged.say(object, "")
+		l.merged.setConflict(object, "")
 	}
 	return list
 }
@@ -247,9 +247,9 @@ func (l *Loop) catalog(n model.ServiceName) []model.ServiceName {
 // the two is the local source.
 func (l *Loop) endpoints(n model.ServiceName) []model.Endpoint {
 	object := "ServiceAccount " + n.String()
-	who := speakers(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.Endpoint] { return t.Endpoints })
+	who := sourcesOf(l, n, func(t *input.Tables) input.Table[model.ServiceName, model.Endpoint] { return t.Endpoints })
 	if len(who) < 2 {
-		l.merged.say(object, "")
+		l.merged.setConflict(object, "")
 		if len(who) == 0 {
 			return nil
 		}
@@ -271,9 +271,9 @@ func (l *Loop) endpoints(n model.ServiceName) []model.Endpoint {
 	}
 	who = slices.DeleteFunc(who, func(s *Source) bool { return s.opts.Local })
 	if len(who) > 1 {
-		l.merged.say(object, "the sources %s both have pods of it: all are used, and of two rows at one address that of %s; remove it from the other", names(who), who[0].name)
+		l.merged.setConflict(object, "the sources %s both have pods of it: all are used, and of two rows at one address that of %s; remove it from the other", sourceNames(who), who[0].name)
 	} else {
-		l.merged.say(object, "")
+		l.merged.setConflict(object, "")
 	}
 	return out
 }
@@ -286,18 +286,18 @@ func (l *Loop) pods() []model.Workload {
 		for c, list := range s.tables.Workloads {
 			if other := seen[c]; other != nil {
 				if !equal(other.tables.Workloads[c], list) {
-					l.merged.say("container "+c, "the sources %s and %s say different things of it: what %s says is in force", other.name, s.name, other.name)
+					l.merged.setConflict("container "+c, "the sources %s and %s say different things of it: what %s says is in force", other.name, s.name, other.name)
 				}
 				continue
 			}
 			seen[c] = s
 			out = append(out, list...)
-			l.merged.say("container "+c, "")
+			l.merged.setConflict("container "+c, "")
 		}
 	}
 	for object := range l.merged.conflicts {
 		if c, ok := strings.CutPrefix(object, "container "); ok && seen[c] == nil {
-			l.merged.say(object, "")
+			l.merged.setConflict(object, "")
 		}
 	}
 	slices.SortFunc(out, func(a, b model.Workload) int {
@@ -317,9 +317,9 @@ func (l *Loop) mergedSettings() input.Settings {
 	}
 	const object = "MeshConfig"
 	if len(who) > 1 {
-		l.merged.say(object, "the sources %s say different things of it: what %s says is in force", names(who), who[0].name)
+		l.merged.setConflict(object, "the sources %s say different things of it: what %s says is in force", sourceNames(who), who[0].name)
 	} else {
-		l.merged.say(object, "")
+		l.merged.setConflict(object, "")
 	}
 	if len(who) == 0 {
 		return l.cfg.Settings
@@ -327,11 +327,11 @@ func (l *Loop) mergedSettings() input.Settings {
 	return *who[0].settings
 }
 
-// ofNamespaces are the settings of pods of namespaces that have others than the mesh's.
-func (l *Loop) ofNamespaces() map[string]input.Settings {
+// namespaceSettings are the settings of pods of namespaces that have others than the mesh's.
+func (l *Loop) namespaceSettings() map[string]input.Settings {
 	out := make(map[string]input.Settings, len(l.mesh.Namespaces))
 	for ns, o := range l.mesh.Namespaces {
-		if s := o[0].Over(l.settings); s != l.settings {
+		if s := o[0].Apply(l.settings); s != l.settings {
 			out[ns] = s
 		}
 	}
@@ -353,8 +353,8 @@ type retained struct {
 	until time.Time
 }
 
-// kept is what of a service is kept: by a source's own word, and because its rows have gone.
-func (l *Loop) kept(n model.ServiceName) []model.Retained {
+// retainedBySource is what of a service is kept: by a source's own word, and because its rows have gone.
+func (l *Loop) retainedBySource(n model.ServiceName) []model.Retained {
 	var out []model.Retained
 	for _, s := range l.sources {
 		out = append(out, s.tables.Retained[n]...)
@@ -367,12 +367,12 @@ func (l *Loop) kept(n model.ServiceName) []model.Retained {
 
 // setRetained tells the index what of a service is kept.
 func (l *Loop) setRetained(n model.ServiceName) {
-	l.mesh.Retained.Put(n, l.kept(n))
+	l.mesh.Retained.Put(n, l.retainedBySource(n))
 	l.index.SetRetained(n, l.mesh.Retained[n])
 }
 
-// served is what the services whose rows change, and may come and go, had before.
-func (l *Loop) served(c *change) map[model.ServiceName][]uint16 {
+// servedPorts is what the services whose rows change, and may come and go, had before.
+func (l *Loop) servedPorts(c *change) map[model.ServiceName][]uint16 {
 	var out map[model.ServiceName][]uint16
 	for n := range c.fleeting {
 		if http, _ := l.index.Served(n); len(http) > 0 {
@@ -385,9 +385,9 @@ func (l *Loop) served(c *change) map[model.ServiceName][]uint16 {
 	return out
 }
 
-// retain keeps those services that had HTTP ports and have no rows any more, and lets go of
+// retainRemoved keeps those services that had HTTP ports and have no rows any more, and lets go of
 // those that have some again (contract 4.12). It reports whether the index was told so.
-func (l *Loop) retain(now time.Time, c *change, served map[model.ServiceName][]uint16) (changed bool) {
+func (l *Loop) retainRemoved(now time.Time, c *change, served map[model.ServiceName][]uint16) (changed bool) {
 	for n := range c.keys.Endpoints {
 		_, rows := l.index.Served(n)
 		_, was := l.retained[n]
@@ -405,8 +405,8 @@ func (l *Loop) retain(now time.Time, c *change, served map[model.ServiceName][]u
 	return changed
 }
 
-// expire lets go of what was kept long enough.
-func (l *Loop) expire(now time.Time, c *change) {
+// dropExpired lets go of what was kept long enough.
+func (l *Loop) dropExpired(now time.Time, c *change) {
 	for n, r := range l.retained {
 		if !r.until.After(now) {
 			delete(l.retained, n)
@@ -484,7 +484,7 @@ func (l *Loop) neededServices() []model.ServiceName {
 	}
 	for _, s := range l.sources {
 		for n, objects := range s.tables.Services {
-			if slices.ContainsFunc(objects, pulled) {
+			if slices.ContainsFunc(objects, needsRows) {
 				set[n] = struct{}{}
 			}
 		}
@@ -492,12 +492,12 @@ func (l *Loop) neededServices() []model.ServiceName {
 	return slices.SortedFunc(maps.Keys(set), compareNames)
 }
 
-// pulled reports whether the rows of a Service are needed before anybody asks for them
+// needsRows reports whether the rows of a Service are needed before anybody asks for them
 // (contract 9.9, decision 033): it has an address, and it is a user's, whose pods alone say
 // which of its ports are HTTP and which calls are the mesh's (contract 4.9), or it has a UDP
 // port, whose datagrams nobody holds. A generated Service says its ports itself, and
 // connections to it wait for its rows.
-func pulled(o model.Service) bool {
+func needsRows(o model.Service) bool {
 	return len(o.ClusterIPs) > 0 && (!o.Generated || slices.ContainsFunc(o.Ports, func(p model.ServicePort) bool { return p.UDP }))
 }
 
@@ -508,8 +508,8 @@ func compareNames(a, b model.ServiceName) int {
 // Mesh is everything that the state in force is compiled from, made for the caller, whose
 // lists are ascending by name. What is in it may not be changed.
 func (l *Loop) Mesh() *model.Mesh {
-	l.own.Lock()
-	defer l.own.Unlock()
+	l.stateMu.Lock()
+	defer l.stateMu.Unlock()
 	m := &model.Mesh{
 		Domain: l.cfg.Domain, TrustDomain: l.cfg.TrustDomain, Node: l.cfg.Node, Region: l.locality.Region, Zone: l.locality.Zone,
 		Semantics: l.settings.Semantics, SameNode: l.settings.SameNode,

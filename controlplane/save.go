@@ -21,8 +21,8 @@ const (
 	saveAgain = 10 * time.Minute
 )
 
-// saved is what became of the last good state on disk.
-type saved struct {
+// lastGoodStatus is what became of the last good state on disk.
+type lastGoodStatus struct {
 	at      time.Time // of the state that the file has; zero: none of this process
 	bytes   int64
 	found   time.Time // of the state that the process found; zero: none
@@ -31,7 +31,7 @@ type saved struct {
 }
 
 // problem is what of it is to be mended.
-func (s *saved) problem(f *lastgood.File) model.Problem {
+func (s *lastGoodStatus) problem(f *lastgood.File) model.Problem {
 	switch {
 	case s.err != "":
 		return model.Problem{Object: "last good state", Where: f.Path(), Reason: s.err}
@@ -53,12 +53,12 @@ func (l *Loop) restore() (some bool) {
 	case err != nil:
 		l.log.Warn("no last good state", "file", l.cfg.LastGood.Path(), "err", err)
 		l.mu.Lock()
-		l.saved.loadErr = err.Error()
+		l.lastGood.loadErr = err.Error()
 		l.mu.Unlock()
 		return false
 	}
-	l.own.Lock()
-	defer l.own.Unlock()
+	l.stateMu.Lock()
+	defer l.stateMu.Unlock()
 	now := time.Now()
 	var oldest time.Time
 	for i := range st.Sources {
@@ -71,19 +71,19 @@ func (l *Loop) restore() (some bool) {
 		b.Namespaces = of.Namespaces
 		pods := b.Workloads
 		b.Workloads = nil
-		s.enter(&b, true, &l.carried)
+		s.merge(&b, true, &l.restoredChange)
 		// A clock that was set back meanwhile makes nothing true for longer than until now.
 		at := of.At
 		if at.After(now) {
 			at = now
 		}
-		s.restored, s.trueAt = true, at
-		s.before.settings, s.before.locality = b.Settings, b.Locality
-		s.past = b
-		s.past.Workloads = pods
-		s.past.Problems = make(map[string][]model.Problem, len(of.Stayed))
+		s.restored, s.freshAt = true, at
+		s.restoredOnly.settings, s.restoredOnly.locality = b.Settings, b.Locality
+		s.restoredState = b
+		s.restoredState.Workloads = pods
+		s.restoredState.Problems = make(map[string][]model.Problem, len(of.Stayed))
 		for _, x := range of.Stayed {
-			s.past.Problems[x.Object] = []model.Problem{{Object: x.Object, Since: x.Since}}
+			s.restoredState.Problems[x.Object] = []model.Problem{{Object: x.Object, Since: x.Since}}
 		}
 		if oldest.IsZero() || at.Before(oldest) {
 			oldest = at
@@ -92,19 +92,19 @@ func (l *Loop) restore() (some bool) {
 	}
 	for _, k := range st.Kept { // what went before the start is kept for the rest of its time
 		l.retained[k.Service] = retained{k.Ports, now.Add(max(min(k.Left, retention), 0))}
-		l.carried.keys.Retained.Note(k.Service)
+		l.restoredChange.keys.Retained.Note(k.Service)
 	}
 	l.mu.Lock()
-	l.saved.found, l.saved.bytes, l.restored = oldest, size, !oldest.IsZero()
+	l.lastGood.found, l.lastGood.bytes, l.restored = oldest, size, !oldest.IsZero()
 	l.mu.Unlock()
 	return !oldest.IsZero()
 }
 
 // capture is what is to be kept; nil: there is nothing yet. It shares what does not change.
 func (l *Loop) capture(now time.Time) *lastgood.State {
-	l.own.Lock()
-	defer l.own.Unlock()
-	if !l.live {
+	l.stateMu.Lock()
+	defer l.stateMu.Unlock()
+	if !l.complete {
 		return nil
 	}
 	st := &lastgood.State{Node: l.cfg.Node, Domain: l.cfg.Domain, TrustDomain: l.cfg.TrustDomain}
@@ -112,11 +112,11 @@ func (l *Loop) capture(now time.Time) *lastgood.State {
 		if s.opts.Local {
 			continue
 		}
-		of := lastgood.Source{Name: s.name, At: s.fresh(now), Settings: s.settings, Locality: s.locality, Namespaces: maps.Clone(s.tables.Namespaces)}
+		of := lastgood.Source{Name: s.name, At: s.freshUntil(now), Settings: s.settings, Locality: s.locality, Namespaces: maps.Clone(s.tables.Namespaces)}
 		s.tables.Join(&of.Mesh)
 		problems := s.tables.Problems
 		if !s.whole {
-			problems = s.past.Problems // it has not spoken since the start
+			problems = s.restoredState.Problems // it has not spoken since the start
 		}
 		for _, list := range problems {
 			for _, p := range list {
@@ -133,8 +133,8 @@ func (l *Loop) capture(now time.Time) *lastgood.State {
 	return st
 }
 
-// keep writes the last good state after changes until ctx ends, and then once more if there are any.
-func (l *Loop) keep(ctx context.Context) {
+// runSaver writes the last good state after changes until ctx ends, and then once more if there are any.
+func (l *Loop) runSaver(ctx context.Context) {
 	again := time.NewTimer(saveAgain)
 	defer again.Stop()
 	var last time.Time
@@ -170,7 +170,7 @@ func (l *Loop) keep(ctx context.Context) {
 		if timer != nil {
 			timer.Stop()
 		}
-		if ending && dirty.IsZero() && l.keeps() {
+		if ending && dirty.IsZero() && l.hasRetained() {
 			dirty = time.Now()
 		}
 		switch {
@@ -197,24 +197,24 @@ func (l *Loop) Save() {
 	l.mu.Lock()
 	dirty := !l.dirty.IsZero()
 	l.mu.Unlock()
-	if dirty || l.keeps() {
+	if dirty || l.hasRetained() {
 		l.save(time.Now())
 	}
 }
 
-// keeps reports whether services are kept against their removal: for how much longer is
+// hasRetained reports whether services are kept against their removal: for how much longer is
 // in the last good state, and is another time whenever it is written.
-func (l *Loop) keeps() bool {
-	l.own.Lock()
-	defer l.own.Unlock()
+func (l *Loop) hasRetained() bool {
+	l.stateMu.Lock()
+	defer l.stateMu.Unlock()
 	return len(l.retained) > 0
 }
 
 // save writes the last good state. What could not be written is tried again after a while.
 func (l *Loop) save(now time.Time) {
-	l.saving.Lock()
-	defer l.saving.Unlock()
-	if l.held {
+	l.saveMu.Lock()
+	defer l.saveMu.Unlock()
+	if l.savesHeld {
 		return
 	}
 	l.mu.Lock()
@@ -230,10 +230,10 @@ func (l *Loop) save(now time.Time) {
 	defer l.mu.Unlock()
 	if err != nil {
 		l.Counters.SaveErrors.Inc()
-		if l.saved.err != err.Error() {
+		if l.lastGood.err != err.Error() {
 			l.log.Warn("not in force", "object", "last good state", "where", l.cfg.LastGood.Path(), "reason", err)
 		}
-		l.saved.err = err.Error()
+		l.lastGood.err = err.Error()
 		if l.dirty.IsZero() {
 			l.dirty = since
 			if since.IsZero() {
@@ -243,24 +243,24 @@ func (l *Loop) save(now time.Time) {
 		return
 	}
 	l.Counters.Saves.Inc()
-	l.saved.at, l.saved.bytes, l.saved.err, l.saved.loadErr = now, size, "", ""
+	l.lastGood.at, l.lastGood.bytes, l.lastGood.err, l.lastGood.loadErr = now, size, "", ""
 }
 
 // HoldSaves says whether the last good state's file is another process's, which follows this
 // one: while it is nothing is written. It returns once that is so.
 func (l *Loop) HoldSaves(held bool) {
-	l.saving.Lock()
-	defer l.saving.Unlock()
-	l.held = held
+	l.saveMu.Lock()
+	defer l.saveMu.Unlock()
+	l.savesHeld = held
 }
 
-// fresh is until when what the source says is known to be true; zero: it has said nothing.
-func (s *Source) fresh(now time.Time) time.Time {
+// freshUntil is until when what the source says is known to be true; zero: it has said nothing.
+func (s *Source) freshUntil(now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.restored:
-		return s.trueAt
+		return s.freshAt
 	case !s.whole:
 		return time.Time{}
 	case s.status == (input.Status{}) || s.status.Connected: // one that never reports has nothing that it could lose
@@ -273,7 +273,7 @@ func (s *Source) fresh(now time.Time) time.Time {
 func (l *Loop) Report() input.Report {
 	now := time.Now()
 	var r input.Report
-	l.own.Lock()
+	l.stateMu.Lock()
 	for _, s := range l.sources {
 		of := input.SourceReport{
 			Name: s.name, Synced: s.whole, Restored: s.restored,
@@ -285,18 +285,18 @@ func (l *Loop) Report() input.Report {
 		for _, rows := range s.tables.Endpoints {
 			of.Counts.Endpoints += len(rows)
 		}
-		if at := s.fresh(now); !at.IsZero() && at.Before(now) && (r.StaleSince == nil || at.Before(*r.StaleSince)) {
+		if at := s.freshUntil(now); !at.IsZero() && at.Before(now) && (r.StaleSince == nil || at.Before(*r.StaleSince)) {
 			r.StaleSince = &at
 		}
 		s.mu.Lock()
-		of.Connected, of.Err, of.Version, of.Since, of.Changed = s.status.Connected, s.status.Err, s.status.Version, s.status.Since, s.spoke
+		of.Connected, of.Err, of.Version, of.Since, of.Changed = s.status.Connected, s.status.Err, s.status.Version, s.status.Since, s.lastUpdate
 		s.mu.Unlock()
 		if !of.Changed.IsZero() {
 			of.SilentMS = now.Sub(of.Changed).Milliseconds()
 		}
 		r.Sources = append(r.Sources, of)
 	}
-	l.own.Unlock()
+	l.stateMu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r.Seq, r.At, r.Synced = l.seq, l.at, l.synced
@@ -304,9 +304,9 @@ func (l *Loop) Report() input.Report {
 	r.ProblemsTotal = len(r.Problems)
 	r.Problems = r.Problems[:min(len(r.Problems), maxReported)]
 	if f := l.cfg.LastGood; f != nil {
-		g := &input.LastGoodReport{Path: f.Path(), Written: l.saved.at, Bytes: l.saved.bytes, Restored: l.restored, Err: l.saved.problem(f).Reason}
+		g := &input.LastGoodReport{Path: f.Path(), Written: l.lastGood.at, Bytes: l.lastGood.bytes, Restored: l.restored, Err: l.lastGood.problem(f).Reason}
 		if g.Written.IsZero() {
-			g.Written = l.saved.found
+			g.Written = l.lastGood.found
 		}
 		if !g.Written.IsZero() {
 			g.AgeMS = now.Sub(g.Written).Milliseconds()

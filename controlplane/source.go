@@ -28,26 +28,26 @@ type Source struct {
 	name string
 	opts SourceOptions
 
-	mu      sync.Mutex
-	pending pending
-	said    uint64 // Batches
-	status  input.Status
-	spoke   time.Time // when it last said something
+	mu         sync.Mutex
+	pending    pending
+	updates    uint64 // Batches
+	status     input.Status
+	lastUpdate time.Time // when it last said something
 
 	// What the loop's goroutine owns, as Loop.own guards.
 	known
-	whole    bool      // it has said a whole state since the start
-	restored bool      // what it knows is of before the start
-	trueAt   time.Time // restored: until when that was known to be true
-	before   struct {  // what of it a whole state does not replace by saying nothing
+	whole        bool      // it has said a whole state since the start
+	restored     bool      // what it knows is of before the start
+	freshAt      time.Time // restored: until when that was known to be true
+	restoredOnly struct {  // what of it a whole state does not replace by saying nothing
 		settings *input.Settings
 		locality *input.Locality
 	}
-	past  input.Batch // restored: all that it said before the start, its pods included; not ours to change
-	taken uint64      // how many of said are in known
+	restoredState input.Batch // restored: all that it said before the start, its pods included; not ours to change
+	drained       uint64      // how many of said are in known
 
-	inForce atomic.Uint64 // how many of said are in force
-	heard   bool          // whole or restored, as Loop.mu guards
+	inForce  atomic.Uint64 // how many of said are in force
+	hasState bool          // whole or restored, as Loop.mu guards
 }
 
 // pending is what a source has said and the loop has not taken yet. Of a key only the
@@ -88,9 +88,9 @@ func (s *Source) Apply(b input.Batch) {
 	} else {
 		s.pending.rows.add(now)
 	}
-	s.saidLocked(now)
+	s.countUpdateLocked(now)
 	s.mu.Unlock()
-	s.loop.nudge()
+	s.loop.wakeUp()
 }
 
 // Replace is input.Sink.
@@ -112,14 +112,14 @@ func (s *Source) Replace(b input.Batch) {
 	}
 	s.pending.replace, s.pending.then = &b, input.Batch{}
 	s.pending.objects.add(now)
-	s.saidLocked(now)
+	s.countUpdateLocked(now)
 	s.mu.Unlock()
-	s.loop.nudge()
+	s.loop.wakeUp()
 }
 
-func (s *Source) saidLocked(now time.Time) {
-	s.said++
-	s.spoke = now
+func (s *Source) countUpdateLocked(now time.Time) {
+	s.updates++
+	s.lastUpdate = now
 	s.loop.Counters.Batches.Inc()
 }
 
@@ -156,10 +156,10 @@ func (s *Source) Report(st input.Status) {
 // would be if all sources had said a whole state. The error is ctx's.
 func (s *Source) Flush(ctx context.Context) error {
 	s.mu.Lock()
-	want := s.said
+	want := s.updates
 	s.pending.urgent = !s.pending.rows.first.IsZero() || !s.pending.objects.first.IsZero()
 	s.mu.Unlock()
-	s.loop.nudge()
+	s.loop.wakeUp()
 	return s.loop.wait(ctx, func() bool { return s.inForce.Load() >= want })
 }
 
@@ -167,7 +167,7 @@ func (s *Source) Flush(ctx context.Context) error {
 // start, and Config.OnNeeds knows of it: what this source is to look for. The error is ctx's.
 func (s *Source) WaitForOthers(ctx context.Context) error {
 	return s.loop.wait(ctx, func() bool {
-		return !slices.ContainsFunc(s.loop.sources, func(o *Source) bool { return o != s && !o.heard })
+		return !slices.ContainsFunc(s.loop.sources, func(o *Source) bool { return o != s && !o.hasState })
 	})
 }
 
@@ -176,13 +176,13 @@ func (s *Source) WaitForOthers(ctx context.Context) error {
 // error is ctx's.
 func (s *Source) Before(ctx context.Context) (b input.Batch, at time.Time, ok bool, err error) {
 	select {
-	case <-s.loop.looked:
+	case <-s.loop.lastGoodRead:
 	case <-ctx.Done():
 		return b, at, false, ctx.Err()
 	}
-	s.loop.own.Lock()
-	defer s.loop.own.Unlock()
-	return s.past, s.trueAt, !s.trueAt.IsZero(), nil
+	s.loop.stateMu.Lock()
+	defer s.loop.stateMu.Unlock()
+	return s.restoredState, s.freshAt, !s.freshAt.IsZero(), nil
 }
 
 // due is when what was said is to be taken; ok: something was.
@@ -214,11 +214,11 @@ func (s *Source) takePending() (p pending, said uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, s.pending = s.pending, pending{}
-	return p, s.said
+	return p, s.updates
 }
 
-// nudge has the loop look.
-func (l *Loop) nudge() {
+// wakeUp has the loop look.
+func (l *Loop) wakeUp() {
 	select {
 	case l.wake <- struct{}{}:
 	default:

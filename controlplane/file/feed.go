@@ -27,7 +27,7 @@ func Feed(ctx context.Context, dir string, o Options, base input.Settings, sink 
 				return
 			}
 		}
-		next := input.Whole(s.mesh, problems, base)
+		next := input.FullBatch(s.mesh, problems, base)
 		good = s.configs.after(good)
 		good.say(&next, s.configs.mesh != nil, base)
 		if o.OnPods != nil {

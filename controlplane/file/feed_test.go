@@ -59,7 +59,7 @@ func TestFeedSettings(t *testing.T) {
 		t.Errorf("good: %+v", b.Settings)
 	}
 	write("shop.yaml", shop+"spec: {proxy: {emitStatsPod: true}}")
-	if b := next("a namespace's"); b.Settings != nil || len(b.Namespaces["shop"]) != 1 || !b.Namespaces["shop"][0].Over(base).EmitStatsPod || len(b.Problems) != 0 {
+	if b := next("a namespace's"); b.Settings != nil || len(b.Namespaces["shop"]) != 1 || !b.Namespaces["shop"][0].Apply(base).EmitStatsPod || len(b.Problems) != 0 {
 		t.Errorf("a namespace's: %+v", b)
 	}
 	write("shop.yaml", shop+"spec: {proxy: {emitStatsPod: 1}}")

@@ -541,7 +541,7 @@ func TestFeedAtStart(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "x.yaml", guardFilter+"---\n"+guardPod)
 	good, _ := Load(dir, Options{Node: "n1"})
-	before := &Before{Batch: input.Whole(good, nil, input.Settings{}), At: time.Date(2026, 11, 30, 1, 2, 3, 4, time.UTC)}
+	before := &Before{Batch: input.FullBatch(good, nil, input.Settings{}), At: time.Date(2026, 11, 30, 1, 2, 3, 4, time.UTC)}
 	longer := &Before{Batch: before.Batch, At: before.At}
 	longer.Batch.Problems = map[string][]model.Problem{"HTTPFilter shop/guard": {{Since: before.At.Add(-time.Hour)}}}
 	broken := strings.Replace(guardFilter, "spec:", "spec: [", 1)
@@ -629,7 +629,7 @@ func TestNotReadAtStart(t *testing.T) {
 	good := t.TempDir()
 	write(t, good, "x.yaml", guardFilter+"---\n"+guardPod)
 	m, _ := Load(good, Options{Node: "n1"})
-	before := Before{Batch: input.Whole(m, nil, input.Settings{}), At: time.Now()}
+	before := Before{Batch: input.FullBatch(m, nil, input.Settings{}), At: time.Now()}
 	link := func(to, name string) func(*testing.T, string) {
 		return func(t *testing.T, dir string) { check(t, os.Symlink(to, filepath.Join(dir, name))) }
 	}
@@ -698,7 +698,7 @@ func TestRemovedWhileOtherIsDoubtful(t *testing.T) {
 	}
 	write(t, dir, "a.yaml", "{")
 	l := newLoader(dir, Options{Node: "n1"})
-	l.before = &Before{Batch: input.Whole(was, nil, input.Settings{}), At: time.Now()}
+	l.before = &Before{Batch: input.FullBatch(was, nil, input.Settings{}), At: time.Now()}
 	if m, _ := read(t, l); services(m) != services(was) {
 		t.Fatalf("at the start: %s", services(m))
 	}

@@ -114,5 +114,5 @@ func (m *Mesh) Over(base input.Settings) input.Settings {
 	if s.HopSource != nil {
 		base.HopFromNode = *s.HopSource == hopFromNode
 	}
-	return m.Override().Over(base)
+	return m.Override().Apply(base)
 }

@@ -499,7 +499,7 @@ func TestSettings(t *testing.T) {
 	}
 	own := want
 	own.AccessLogs, own.TraceSample = false, 1
-	if got := b.Namespaces["shop"][0].Over(want); got != own {
+	if got := b.Namespaces["shop"][0].Apply(want); got != own {
 		t.Errorf("another namespace's: %+v, want %+v", got, own)
 	}
 	s.put(t, KindMeshConfig, `{metadata: {name: default, namespace: shop}, spec: {proxy: {accessLogsEnabled: false, traceSampleRate: 2}}}`)

@@ -63,17 +63,17 @@ type Override struct {
 	EmitStatsPod     *bool
 }
 
-// Over is base with what o says in its place.
-func (o Override) Over(base Settings) Settings {
-	take(&base.AccessLogs, o.AccessLogs)
-	take(&base.AccessLogSuccess, o.AccessLogSuccess)
-	take(&base.Tracing, o.Tracing)
-	take(&base.TraceSample, o.TraceSample)
-	take(&base.EmitStatsPod, o.EmitStatsPod)
+// Apply is base with what o says in its place.
+func (o Override) Apply(base Settings) Settings {
+	override(&base.AccessLogs, o.AccessLogs)
+	override(&base.AccessLogSuccess, o.AccessLogSuccess)
+	override(&base.Tracing, o.Tracing)
+	override(&base.TraceSample, o.TraceSample)
+	override(&base.EmitStatsPod, o.EmitStatsPod)
 	return base
 }
 
-func take[T any](to, from *T) {
+func override[T any](to, from *T) {
 	if from != nil {
 		*to = *from
 	}

@@ -6,9 +6,9 @@ import (
 	"aether/dataplane/model"
 )
 
-// Whole is a mesh, and what of it is not in force, by key. Locality is the mesh's;
+// FullBatch is a mesh, and what of it is not in force, by key. Locality is the mesh's;
 // Settings are base with what a mesh says of them, and nil if that is nothing.
-func Whole(m *model.Mesh, problems []model.Problem, base Settings) Batch {
+func FullBatch(m *model.Mesh, problems []model.Problem, base Settings) Batch {
 	b := Batch{Tables: Split(m), Locality: &Locality{m.Region, m.Zone}}
 	for _, p := range problems {
 		b.Problems[p.Object] = append(b.Problems[p.Object], p)

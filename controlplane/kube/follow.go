@@ -116,7 +116,7 @@ func (s *Source) follow(ctx context.Context, k *kind) {
 		for _, v := range k.versions {
 			// A version that the server does not have is not found; which others it
 			// has only trying tells.
-			if err = s.read(ctx, k, v, func() { listed = true }); listed || !apierrors.IsNotFound(err) {
+			if err = s.list(ctx, k, v, func() { listed = true }); listed || !apierrors.IsNotFound(err) {
 				break
 			}
 		}
@@ -130,35 +130,35 @@ func (s *Source) follow(ctx context.Context, k *kind) {
 		switch {
 		case err == nil: // the watch ended: list again, soon
 		case apierrors.IsNotFound(err):
-			inert, told, why := s.rest(k)
+			inert, told, why := s.deactivate(k)
 			switch {
 			case !inert:
-				s.fared(k, errors.Join(err, why))
+				s.setStatus(k, errors.Join(err, why))
 			case told: // when the CRD comes
 				wait, delay = 0, retryMin
 			}
 		default:
-			s.fared(k, err)
+			s.setStatus(k, err)
 		}
-		if !pause(ctx, wait, k.kick) {
+		if !waitRetry(ctx, wait, k.retry) {
 			return
 		}
 		delay = min(2*delay, retryMax)
 	}
 }
 
-// rest lets a kind be inert that is not found: if its CRD is seen to be missing, or if that
+// deactivate lets a kind be inert that is not found: if its CRD is seen to be missing, or if that
 // cannot be seen and nothing is lost by it; and if its CRD is there with none of the versions
 // that are read, but for kinds without which access would be wider. told: its coming will be
 // heard of. why says what else is to be said of a kind that is not inert.
-func (s *Source) rest(k *kind) (inert, told bool, why error) {
+func (s *Source) deactivate(k *kind) (inert, told bool, why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	installed, known := s.installedLocked(k)
 	switch {
 	case !installed && (known || s.crdsRead && !k.listed):
 		k.misses = 0
-		s.restLocked(k, "")
+		s.deactivateLocked(k, "")
 		return true, known, nil
 	case !installed || !known || k.listed:
 		return false, false, nil
@@ -171,20 +171,20 @@ func (s *Source) rest(k *kind) (inert, told bool, why error) {
 	if s.policyLocked(k) {
 		return false, false, fmt.Errorf("its CRD is installed without a version that this program reads (%s), and a policy may be among its objects: nothing is published before they can be read; have it serve one of these, or remove it", versions)
 	}
-	s.restLocked(k, fmt.Sprintf("is installed without a version that this program reads (%s): its objects do nothing until it serves one of these", versions))
+	s.deactivateLocked(k, fmt.Sprintf("is installed without a version that this program reads (%s): its objects do nothing until it serves one of these", versions))
 	return true, false, nil
 }
 
 // restLocked: the kind is inert; why is a problem of its CRD, if that is one.
-func (s *Source) restLocked(k *kind, why string) {
-	if !k.inert {
+func (s *Source) deactivateLocked(k *kind, why string) {
+	if !k.inactive {
 		s.log.Warn("kubernetes: a kind is not installed, or in no version that is read, and does nothing until it is", "kind", k.kind, "crd", k.crd)
 	}
-	k.inert, k.listed, k.version, k.err = true, false, "", ""
+	k.inactive, k.listed, k.version, k.err = true, false, "", ""
 	s.state.Clear(k.kind)
 	s.state.Say(gamma.Label(kindCRD, "", k.crd), why)
 	s.selectLocked()
-	s.tellLocked()
+	s.publishLocked()
 	s.reportLocked()
 }
 
@@ -201,8 +201,8 @@ func (s *Source) policyLocked(k *kind) bool {
 	return false
 }
 
-// pause waits, or until kicked; forever if d is 0. False: ctx ended.
-func pause(ctx context.Context, d time.Duration, kick <-chan struct{}) bool {
+// waitRetry waits, or until kicked; forever if d is 0. False: ctx ended.
+func waitRetry(ctx context.Context, d time.Duration, kick <-chan struct{}) bool {
 	var after <-chan time.Time
 	if d > 0 {
 		t := time.NewTimer(d/2 + rand.N(d/2))
@@ -219,8 +219,8 @@ func pause(ctx context.Context, d time.Duration, kick <-chan struct{}) bool {
 	return true
 }
 
-// read lists a kind in one version, calls listed, and watches it until that is over.
-func (s *Source) read(ctx context.Context, k *kind, version string, listed func()) error {
+// list lists a kind in one version, calls listed, and watches it until that is over.
+func (s *Source) list(ctx context.Context, k *kind, version string, listed func()) error {
 	st := &store{s: s, k: k, version: version, listed: listed}
 	if k.crd == "" {
 		return s.reflect(ctx, k, listWatch(s.core, k.resource, fields.Everything().String(), ""), st)
@@ -248,7 +248,7 @@ func (s *Source) reflect(ctx context.Context, k *kind, lw *cache.ListWatch, to c
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			w, err := lw.WatchWithContext(ctx, o)
 			if err == nil || !apierrors.IsNotFound(err) && ctx.Err() == nil {
-				s.fared(k, err)
+				s.setStatus(k, err)
 			}
 			return w, err
 		},
@@ -295,7 +295,7 @@ func (t *store) Replace(items []any, _ string) error {
 	t.s.Lists.Inc()
 	t.listed()
 	t.s.change(func(st *gamma.State) {
-		t.k.listed, t.k.inert, t.k.version, t.k.err, t.k.misses = true, false, t.version, "", 0
+		t.k.listed, t.k.inactive, t.k.version, t.k.err, t.k.misses = true, false, t.version, "", 0
 		if t.k.crd != "" {
 			st.Say(gamma.Label(kindCRD, "", t.k.crd), "")
 		}
@@ -304,7 +304,7 @@ func (t *store) Replace(items []any, _ string) error {
 			t.then(st)
 		}
 	})
-	t.s.fared(t.k, nil)
+	t.s.setStatus(t.k, nil)
 	return nil
 }
 
@@ -376,7 +376,7 @@ func (s *Source) followSlices(ctx context.Context) {
 			s.reportLocked()
 			s.mu.Unlock()
 			delay = retryMin
-			if !pause(ctx, 0, s.reselect) {
+			if !waitRetry(ctx, 0, s.reselect) {
 				return
 			}
 			continue
@@ -405,14 +405,14 @@ func (s *Source) followSlices(ctx context.Context) {
 			delay = retryMin
 		}
 		if err != nil {
-			s.fared(s.slices, err)
+			s.setStatus(s.slices, err)
 			s.change(func(st *gamma.State) {
 				if !s.slices.listed {
 					st.SlicesUnread(s.slices.err)
 				}
 			})
 		}
-		if !pause(ctx, delay, s.reselect) {
+		if !waitRetry(ctx, delay, s.reselect) {
 			return
 		}
 		delay = min(2*delay, retryMax)
@@ -436,13 +436,13 @@ func (s *Source) followCRDs(ctx context.Context) {
 			delay = retryMin
 		}
 		if err != nil {
-			s.fared(k, err)
+			s.setStatus(k, err)
 			s.mu.Lock()
 			s.crdsErr, s.crdsRead = k.err, true
 			s.reportLocked()
 			s.mu.Unlock()
 		}
-		if !pause(ctx, delay, nil) {
+		if !waitRetry(ctx, delay, nil) {
 			return
 		}
 		delay = min(2*delay, retryMax)
@@ -462,7 +462,7 @@ func (t *crdStore) change(f func(have map[string]bool)) {
 	t.s.crdsErr, t.s.crdsRead = "", true
 	for _, k := range t.s.kinds {
 		if k.crd != "" && t.s.crds[k.crd] != k.listed {
-			signal(k.kick)
+			signal(k.retry)
 		}
 	}
 	t.s.reportLocked()

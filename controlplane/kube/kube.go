@@ -84,7 +84,7 @@ type Source struct {
 	selected string          // the selector of the slices that are followed; empty: none
 	reselect chan struct{}   // capacity 1
 	synced   bool
-	told     input.Status
+	reported input.Status
 }
 
 // Connect is a configuration for Config.REST: that of a kubeconfig file, or of the
@@ -131,9 +131,9 @@ func New(c Config) (*Source, error) {
 		return nil, fmt.Errorf("kubernetes source: %w", err)
 	}
 	for _, k := range kinds {
-		s.kinds = append(s.kinds, &kind{served: k, kick: make(chan struct{}, 1)})
+		s.kinds = append(s.kinds, &kind{served: k, retry: make(chan struct{}, 1)})
 	}
-	s.slices = &kind{served: served{kind: gamma.KindEndpointSlice}, kick: make(chan struct{}, 1)}
+	s.slices = &kind{served: served{kind: gamma.KindEndpointSlice}, retry: make(chan struct{}, 1)}
 	return s, nil
 }
 
@@ -166,7 +166,7 @@ func (s *Source) Kinds() []Kind {
 	defer s.mu.Unlock()
 	var out []Kind
 	for _, k := range append(slices.Clone(s.kinds), s.slices) {
-		out = append(out, Kind{k.kind, k.version, s.state.Count(k.kind), k.listed, k.inert, k.err})
+		out = append(out, Kind{k.kind, k.version, s.state.Count(k.kind), k.listed, k.inactive, k.err})
 	}
 	return out
 }
@@ -174,16 +174,16 @@ func (s *Source) Kinds() []Kind {
 // kind is what is known of the following of one kind. Source.mu guards it.
 type kind struct {
 	served
-	kick    chan struct{} // capacity 1: try again now
-	version string
-	listed  bool
-	inert   bool
-	misses  int // times in a row that no version was found though the CRD is there
-	err     string
+	retry    chan struct{} // capacity 1: try again now
+	version  string
+	listed   bool
+	inactive bool
+	misses   int // times in a row that no version was found though the CRD is there
+	err      string
 }
 
 // settled: nothing is waited for before the first whole state.
-func (k *kind) settled() bool { return k.listed || k.inert }
+func (k *kind) settled() bool { return k.listed || k.inactive }
 
 // change makes a change to the state and tells the sink what came of it.
 func (s *Source) change(f func(*gamma.State)) {
@@ -191,11 +191,11 @@ func (s *Source) change(f func(*gamma.State)) {
 	defer s.mu.Unlock()
 	f(s.state)
 	s.selectLocked()
-	s.tellLocked()
+	s.publishLocked()
 }
 
-// tellLocked says what changed, or all there is once everything is read.
-func (s *Source) tellLocked() {
+// publishLocked says what changed, or all there is once everything is read.
+func (s *Source) publishLocked() {
 	switch {
 	case s.synced:
 		if b := s.state.Take(); !b.Empty() {
@@ -247,15 +247,15 @@ func (s *Source) reportLocked() {
 	if len(errs) > 1 && same(errs) { // the server is away
 		now.Err = fmt.Sprintf("%s (and so for %d kinds)", errs[0], len(errs))
 	}
-	if now.Connected == s.told.Connected && now.Err == s.told.Err {
+	if now.Connected == s.reported.Connected && now.Err == s.reported.Err {
 		return
 	}
-	if now.Connected != s.told.Connected || s.told.Since.IsZero() {
+	if now.Connected != s.reported.Connected || s.reported.Since.IsZero() {
 		now.Since = time.Now()
 	} else {
-		now.Since = s.told.Since
+		now.Since = s.reported.Since
 	}
-	s.told = now
+	s.reported = now
 	s.sink.Report(now)
 }
 
@@ -265,8 +265,8 @@ func same(errs []string) bool {
 	return !slices.ContainsFunc(errs, func(e string) bool { _, why, _ := strings.Cut(e, ": "); return why != first })
 }
 
-// fared notes whether a request of a kind was answered as it should be.
-func (s *Source) fared(k *kind, err error) {
+// setStatus notes whether a request of a kind was answered as it should be.
+func (s *Source) setStatus(k *kind, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	why := ""

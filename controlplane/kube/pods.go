@@ -251,11 +251,11 @@ func (p Pod) gone() Pod {
 }
 
 // hear takes what becomes of the pods.
-func (p *Pods) hear(n follow.News[*keptPod]) {
+func (p *Pods) hear(n follow.Event[*keptPod]) {
 	var leave []Pod
 	p.mu.Lock()
 	switch n.Op {
-	case follow.Fared:
+	case follow.StatusChanged:
 		p.faredLocked(n.Err)
 	case follow.Replaced:
 		old := p.pods

@@ -51,7 +51,7 @@ func (p *pod) beats(q *pod) bool {
 func (s *Store) pod(o runtime.Object) *pod {
 	k := o.(*corev1.Pod)
 	p := &pod{
-		ObjectMeta: meta(&k.ObjectMeta), uid: k.UID, created: k.CreationTimestamp.Unix(), deleting: k.DeletionTimestamp != nil,
+		ObjectMeta: objectMeta(&k.ObjectMeta), uid: k.UID, created: k.CreationTimestamp.Unix(), deleting: k.DeletionTimestamp != nil,
 		node: k.Spec.NodeName, service: model.ServiceName{Namespace: k.Namespace, Name: k.Spec.ServiceAccountName},
 		runs: k.Labels[ManagedLabel] == "true" && k.Status.Phase == corev1.PodRunning && k.Status.PodIP != "",
 	}
@@ -123,7 +123,7 @@ type nodeFacts struct{ region, zone, ip string }
 // nodeOf takes from a node what rows are made of.
 func nodeOf(o runtime.Object) *node {
 	k := o.(*corev1.Node)
-	n := &node{ObjectMeta: meta(&k.ObjectMeta), nodeFacts: nodeFacts{
+	n := &node{ObjectMeta: objectMeta(&k.ObjectMeta), nodeFacts: nodeFacts{
 		region: k.Labels[corev1.LabelTopologyRegion], zone: k.Labels[corev1.LabelTopologyZone],
 	}}
 	for _, a := range k.Status.Addresses {
@@ -135,8 +135,8 @@ func nodeOf(o runtime.Object) *node {
 	return n
 }
 
-// meta is as little of an object as the client can do with. Strings are copied: the
+// objectMeta is as little of an object as the client can do with. Strings are copied: the
 // message that they were part of is not kept for them.
-func meta(m *metav1.ObjectMeta) metav1.ObjectMeta {
+func objectMeta(m *metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: strings.Clone(m.Namespace), Name: strings.Clone(m.Name), ResourceVersion: m.ResourceVersion}
 }

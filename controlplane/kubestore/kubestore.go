@@ -106,7 +106,7 @@ func (s *Store) Watch(ctx context.Context, on func(registry.Change), report func
 	}
 	defer s.watching.Add(-1)
 	ctx, cancel := context.WithCancel(ctx)
-	podNews, nodeNews := make(chan follow.News[*pod]), make(chan follow.News[*node])
+	podNews, nodeNews := make(chan follow.Event[*pod]), make(chan follow.Event[*node])
 	var all sync.WaitGroup
 	all.Go(func() { follow.Objects(ctx, s.podKind(), s.pod, sender(ctx, podNews)) })
 	all.Go(func() { follow.Objects(ctx, s.nodeKind(), nodeOf, sender(ctx, nodeNews)) })
@@ -120,9 +120,9 @@ func (s *Store) Watch(ctx context.Context, on func(registry.Change), report func
 	for {
 		select {
 		case n := <-podNews:
-			w.hearPods(n)
+			w.onPodEvent(n)
 		case n := <-nodeNews:
-			w.hearNodes(n)
+			w.onNodeEvent(n)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -186,25 +186,25 @@ type watch struct {
 	nodes             map[string]*node
 	at                map[rowID]*pod                        // the pods that claim a row, linked
 	shown             map[rowID]*registrypb.ServiceEndpoint // what was told last
-	podFate, nodeFate fate
-	told              bool  // the first whole has been
+	podFate, nodeFate listState
+	published         bool  // the first whole has been
 	reported          bool  // report has been called
-	said              error // what it was told last
+	reportedErr       error // what it was told last
 	version           string
 }
 
-// fate is how a kind of objects fares.
-type fate struct {
+// listState is how a kind of objects fares.
+type listState struct {
 	listed bool
 	err    error // why it is not followed
 }
 
-func (w *watch) hearPods(n follow.News[*pod]) {
+func (w *watch) onPodEvent(n follow.Event[*pod]) {
 	touched := map[rowID]bool{}
 	switch n.Op {
-	case follow.Fared:
+	case follow.StatusChanged:
 		w.podFate.err = n.Err
-		w.fared()
+		w.reportStatus()
 		return
 	case follow.Replaced:
 		w.podFate.listed = true
@@ -224,13 +224,13 @@ func (w *watch) hearPods(n follow.News[*pod]) {
 		w.setPod(n.Objects[0], touched)
 	}
 	w.store.pods.Store(int64(len(w.pods)))
-	w.tell(touched, n.Op == follow.Replaced, n.Version)
+	w.publish(touched, n.Op == follow.Replaced, n.Version)
 }
 
-func (w *watch) hearNodes(n follow.News[*node]) {
-	if n.Op == follow.Fared {
+func (w *watch) onNodeEvent(n follow.Event[*node]) {
+	if n.Op == follow.StatusChanged {
 		w.nodeFate.err = n.Err
-		w.fared()
+		w.reportStatus()
 		return
 	}
 	changed := map[string]bool{}
@@ -265,22 +265,22 @@ func (w *watch) hearNodes(n follow.News[*node]) {
 		for _, p := range w.pods {
 			if p.endpoint != nil && changed[p.node] {
 				p.endpoint = proto.CloneOf(p.endpoint) // the old one has been handed over
-				w.place(p)
+				w.addLocality(p)
 				touched[p.rowID()] = true
 			}
 		}
 	}
-	w.tell(touched, false, n.Version)
+	w.publish(touched, false, n.Version)
 }
 
-// fared reports how the store fares, if that has changed.
-func (w *watch) fared() {
+// reportStatus reports how the store fares, if that has changed.
+func (w *watch) reportStatus() {
 	now := errors.Join(w.podFate.err, w.nodeFate.err)
 	switch {
-	case now == nil && !w.told: // not there yet, which is no error
-	case w.reported && fmt.Sprint(now) == fmt.Sprint(w.said):
+	case now == nil && !w.published: // not there yet, which is no error
+	case w.reported && fmt.Sprint(now) == fmt.Sprint(w.reportedErr):
 	default:
-		w.reported, w.said = true, now
+		w.reported, w.reportedErr = true, now
 		w.report(now)
 	}
 }
@@ -297,11 +297,11 @@ func (w *watch) setPod(p *pod, touched map[rowID]bool) {
 		p.logged = true
 	}
 	if p.endpoint != nil {
-		w.place(p)
+		w.addLocality(p)
 	}
 	if old != nil && proto.Equal(old.endpoint, p.endpoint) && old.created == p.created && old.deleting == p.deleting && old.uid == p.uid {
 		old.problem, old.fault, old.logged = p.problem, p.fault, p.logged // what rows are made of has not changed
-		w.complain(old)
+		w.reportProblem(old)
 		return
 	}
 	if old != nil {
@@ -314,11 +314,11 @@ func (w *watch) setPod(p *pod, touched map[rowID]bool) {
 		w.at[id] = p
 		touched[id] = true
 	}
-	w.complain(p)
+	w.reportProblem(p)
 }
 
-// complain logs why a pod has no row, once.
-func (w *watch) complain(p *pod) {
+// reportProblem logs why a pod has no row, once.
+func (w *watch) reportProblem(p *pod) {
 	if p.problem == "" || p.logged {
 		return
 	}
@@ -364,9 +364,9 @@ func (w *watch) unlink(p *pod, touched map[rowID]bool) {
 	p.next = nil
 }
 
-// place writes into a pod's endpoint where its node is. A node that is not known (yet)
+// addLocality writes into a pod's endpoint where its node is. A node that is not known (yet)
 // leaves it out; the row is told again once it is.
-func (w *watch) place(p *pod) {
+func (w *watch) addLocality(p *pod) {
 	e := p.endpoint
 	e.Locality, e.KubernetesMetadata.NodeIp = nil, ""
 	n := w.nodes[p.node]
@@ -379,14 +379,14 @@ func (w *watch) place(p *pod) {
 	e.KubernetesMetadata.NodeIp = n.ip
 }
 
-// tell tells the rows that have changed, or all: the first time, which is when both
+// publish tells the rows that have changed, or all: the first time, which is when both
 // kinds have been listed, and where whole says so.
-func (w *watch) tell(touched map[rowID]bool, whole bool, version string) {
-	w.version = later(w.version, version)
+func (w *watch) publish(touched map[rowID]bool, whole bool, version string) {
+	w.version = laterVersion(w.version, version)
 	if !w.podFate.listed || !w.nodeFate.listed {
 		return
 	}
-	if !w.told {
+	if !w.published {
 		whole = true
 		for id := range w.at {
 			touched[id] = true
@@ -408,11 +408,11 @@ func (w *watch) tell(touched map[rowID]bool, whole bool, version string) {
 		return cmp.Or(cmp.Compare(a.Service.Namespace, b.Service.Namespace), cmp.Compare(a.Service.Name, b.Service.Name),
 			cmp.Compare(a.IP, b.IP), cmp.Compare(a.Protocol, b.Protocol))
 	})
-	w.told = true
+	w.published = true
 	w.store.rows.Store(int64(len(w.shown)))
 	w.store.changes.Inc()
 	w.on(c)
-	w.fared()
+	w.reportStatus()
 }
 
 // show brings what is shown of a row up to date and gives the difference.
@@ -487,8 +487,8 @@ func (w *watch) row(id rowID, p registrypb.Service_Protocol, e *registrypb.Servi
 	return registry.Row{Region: w.store.cfg.Region, Cluster: w.store.cfg.Cluster, Service: id.service, Protocol: p, IP: id.ip, Endpoint: e}
 }
 
-// later is the later of two resource versions, which are numbers that grow.
-func later(a, b string) string {
+// laterVersion is the later of two resource versions, which are numbers that grow.
+func laterVersion(a, b string) string {
 	x, errX := strconv.ParseUint(a, 10, 64)
 	y, errY := strconv.ParseUint(b, 10, 64)
 	if errY != nil || errX == nil && x > y {

@@ -32,7 +32,7 @@ func state(r *rand.Rand) *State {
 		for i := range m.Routes {
 			m.Routes[i].Created = m.Routes[i].Created.UTC()
 		}
-		b := input.Whole(m, nil, input.Settings{AccessLogs: true, TraceSample: 0.5})
+		b := input.FullBatch(m, nil, input.Settings{AccessLogs: true, TraceSample: 0.5})
 		src.Settings, src.Locality = b.Settings, b.Locality
 		b.Join(&src.Mesh)
 		s.Sources = append(s.Sources, src)

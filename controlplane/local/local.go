@@ -147,8 +147,8 @@ type Config struct {
 type Pods struct {
 	cfg    Config
 	log    *slog.Logger
-	quiet  *telemetry.Quiet // once a minute and cause
-	rarely *telemetry.Quiet // once an hour, what every sweep may find again
+	quiet  *telemetry.LogLimiter // once a minute and cause
+	rarely *telemetry.LogLimiter // once an hour, what every sweep may find again
 	store  store
 
 	probes chan struct{} // a place each
@@ -239,7 +239,7 @@ func New(c Config) (*Pods, error) {
 		c.NetNS = checkNetNS
 	}
 	l := &Pods{
-		cfg: c, log: c.Log, quiet: telemetry.NewQuiet(c.Log, time.Minute, nil), rarely: telemetry.NewQuiet(c.Log, time.Hour, nil), store: store{dir: c.Dir}, place: c.Place,
+		cfg: c, log: c.Log, quiet: telemetry.NewLogLimiter(c.Log, time.Minute, nil), rarely: telemetry.NewLogLimiter(c.Log, time.Hour, nil), store: store{dir: c.Dir}, place: c.Place,
 		probes: make(chan struct{}, maxProbes), writes: make(chan struct{}, maxWrites), resync: make(chan struct{}, 1),
 		pods: map[string]*pod{}, rows: map[rowKey]*row{}, lost: map[string]*lostPod{},
 		early: map[string]Termination{},

@@ -58,7 +58,7 @@ type Config struct {
 type Service struct {
 	conn    *grpc.ClientConn
 	timeout time.Duration
-	quiet   *telemetry.Quiet
+	quiet   *telemetry.LogLimiter
 
 	// Asked counts questions by how they ended, in the order of Results.
 	Asked [results]telemetry.Counter
@@ -94,7 +94,7 @@ func newService(cfg Config, more ...grpc.DialOption) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("extauthz: %s: %w", cfg.Target, err)
 	}
-	return &Service{conn: conn, timeout: cfg.Timeout, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil), pods: map[string]int{}}, nil
+	return &Service{conn: conn, timeout: cfg.Timeout, quiet: telemetry.NewLogLimiter(cfg.Log, time.Minute, nil), pods: map[string]int{}}, nil
 }
 
 // Close ends what is in flight; what was asked then fails.

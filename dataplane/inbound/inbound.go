@@ -65,7 +65,7 @@ type Config struct {
 type Inbound struct {
 	cfg   Config
 	log   *slog.Logger
-	quiet *telemetry.Quiet
+	quiet *telemetry.LogLimiter
 	loops engine.PerLoop[loopState]
 	bonds meshhop.Bonds
 
@@ -80,7 +80,7 @@ func New(cfg Config) *Inbound {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	in := &Inbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil)}
+	in := &Inbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewLogLimiter(cfg.Log, time.Minute, nil)}
 	if cfg.Acceptor != nil {
 		in.bonds.Now = cfg.Acceptor.Now
 	}

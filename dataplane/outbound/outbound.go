@@ -77,7 +77,7 @@ type Neighbour interface {
 type Outbound struct {
 	cfg   Config
 	log   *slog.Logger
-	quiet *telemetry.Quiet
+	quiet *telemetry.LogLimiter
 	loops engine.PerLoop[loopState]
 	now   func() time.Time // the wall clock
 	bonds meshhop.Bonds
@@ -108,7 +108,7 @@ func New(cfg Config) *Outbound {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	o := &Outbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewQuiet(cfg.Log, time.Minute, nil), now: time.Now}
+	o := &Outbound{cfg: cfg, log: cfg.Log, quiet: telemetry.NewLogLimiter(cfg.Log, time.Minute, nil), now: time.Now}
 	if cfg.Dialer != nil {
 		o.bonds.Now = cfg.Dialer.Now
 	}

@@ -50,10 +50,10 @@ const maxVec = 64 // 32 at least: the places of the largest buffer
 
 // buffer has one owner, who calls put exactly once.
 type buffer struct {
-	b    []byte
-	size *size
-	turn *turn // of the direction that works with it; nil: it needs none
-	mem  Memory
+	b      []byte
+	size   *size
+	permit *permit // of the direction that works with it; nil: it needs none
+	mem    Memory
 
 	vec  [maxVec]unix.Iovec    // of the next readv, or of the writev under way
 	left []unix.Iovec          // of vec: what send has not written yet
@@ -65,7 +65,7 @@ type buffer struct {
 func newBuffer(s *size) *buffer {
 	b := &buffer{b: make([]byte, s.slots*slotLen), size: s}
 	b.emit = func(fd uintptr) bool {
-		b.turn.take()
+		b.permit.acquire()
 		for len(b.left) > 0 {
 			n, err := writev(fd, b.left)
 			switch err {
@@ -73,7 +73,7 @@ func newBuffer(s *size) *buffer {
 				b.advance(n)
 			case syscall.EINTR:
 			case syscall.EAGAIN:
-				b.turn.give()
+				b.permit.release()
 				return false
 			default:
 				b.err = err
@@ -124,8 +124,8 @@ func (b *buffer) send(e *end, n int, total *int64) error {
 	return nil
 }
 
-// take returns a buffer of the level's size, or of a smaller one, for work in that turn, and accounts it to m, which may be nil.
-func take(level int, t *turn, m Memory) *buffer {
+// take returns a buffer of the level's size, or of a smaller one, for work in that permit, and accounts it to m, which may be nil.
+func take(level int, t *permit, m Memory) *buffer {
 	if level > 0 && m != nil && !m.Roomy() {
 		level = 0
 	}
@@ -139,7 +139,7 @@ func take(level int, t *turn, m Memory) *buffer {
 	if !ok {
 		b = newBuffer(s)
 	}
-	b.size, b.turn, b.mem = s, t, m
+	b.size, b.permit, b.mem = s, t, m
 	if m != nil {
 		m.HoldBytes(len(b.b))
 	}
@@ -154,7 +154,7 @@ func (b *buffer) put() {
 	if b.mem != nil {
 		b.mem.HoldBytes(-len(b.b))
 	}
-	b.size, b.turn, b.mem = nil, nil, nil
+	b.size, b.permit, b.mem = nil, nil, nil
 	s.inUse.Add(-1)
 	s.pool.Put(b)
 }
@@ -171,7 +171,7 @@ type plainFill struct{}
 func (plainFill) fill(fd uintptr, b *buffer) (int, error) { return read(fd, b.b) }
 func (plainFill) room(b []byte) int                       { return len(b) }
 
-// intake reads from one connection. It takes a buffer, and a turn, only when there
+// intake reads from one connection. It takes a buffer, and a permit, only when there
 // is something to read.
 type intake struct {
 	src   *end
@@ -180,10 +180,10 @@ type intake struct {
 	level int
 	ready func(fd uintptr) bool // made once
 
-	turn turn    // held from read to release, but for waits
-	buf  *buffer // held from read to release
-	n    int
-	err  error
+	permit permit  // held from read to release, but for waits
+	buf    *buffer // held from read to release
+	n      int
+	err    error
 
 	at     time.Duration // of the last read, since origin
 	wrote  uint32        // src.wrote then
@@ -193,9 +193,9 @@ type intake struct {
 func newIntake(src *end, how filler, m Memory) *intake {
 	in := &intake{src: src, how: how, mem: m}
 	in.ready = func(fd uintptr) bool {
-		in.turn.take()
+		in.permit.acquire()
 		if in.buf == nil {
-			in.buf = take(in.level, &in.turn, in.mem)
+			in.buf = take(in.level, &in.permit, in.mem)
 		}
 		for {
 			in.n, in.err = in.how.fill(fd, in.buf)
@@ -271,13 +271,13 @@ func (in *intake) adapt() {
 	}
 }
 
-// release gives buffer and turn back, those that there are.
+// release gives buffer and permit back, those that there are.
 func (in *intake) release() {
 	if in.buf != nil {
 		in.buf.put()
 		in.buf = nil
 	}
-	in.turn.give()
+	in.permit.release()
 }
 
 // spliceWorth is how many bytes a splice must move to be cheaper than a copy.
@@ -332,16 +332,16 @@ type splicer struct {
 	src, dst   *end
 	fill, emit func(fd uintptr) bool // made once
 
-	turn turn
-	pipe *pipe
-	n    int64 // in the pipe
-	err  error
+	permit permit
+	pipe   *pipe
+	n      int64 // in the pipe
+	err    error
 }
 
 func newSplicer(src, dst *end) *splicer {
 	s := &splicer{src: src, dst: dst}
 	s.fill = func(fd uintptr) bool {
-		s.turn.take()
+		s.permit.acquire()
 		if s.pipe == nil {
 			if s.pipe, s.err = takePipe(); s.err != nil {
 				return true
@@ -360,13 +360,13 @@ func newSplicer(src, dst *end) *splicer {
 		if s.err == syscall.EAGAIN { // the pipe is empty, so it is the socket that has nothing
 			s.pipe.put()
 			s.pipe = nil
-			s.turn.give()
+			s.permit.release()
 			return false
 		}
 		return true
 	}
 	s.emit = func(fd uintptr) bool {
-		s.turn.take()
+		s.permit.acquire()
 		for s.n > 0 {
 			m, err := splice(uintptr(s.pipe.r), fd, int(s.n))
 			switch err {
@@ -374,7 +374,7 @@ func newSplicer(src, dst *end) *splicer {
 				s.n -= m
 			case syscall.EINTR:
 			case syscall.EAGAIN:
-				s.turn.give()
+				s.permit.release()
 				return false
 			default:
 				s.err = err
@@ -389,7 +389,7 @@ func newSplicer(src, dst *end) *splicer {
 // move waits for bytes of src and moves what is there to dst, adding to total. It
 // returns how many came; 0 and no error: src's end. errNoPipe, errUrgent: nothing was moved.
 func (s *splicer) move(total *int64) (int, error) {
-	defer s.turn.give()
+	defer s.permit.release()
 	if err := s.src.raw.Read(s.fill); err != nil {
 		return 0, &sideError{s.src.side, fmt.Errorf("relay: read: %w", err)}
 	}

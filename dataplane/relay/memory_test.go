@@ -96,7 +96,7 @@ func TestPartOfARecordIsCounted(t *testing.T) {
 // TestAccountAllocatesNothing: what is moved with an account costs no allocation.
 func TestAccountAllocatesNothing(t *testing.T) {
 	var m account
-	var w turn
+	var w permit
 	if n := testing.AllocsPerRun(1000, func() { take(0, &w, &m).put() }); n > 0.1 { // a collection may empty the pool
 		t.Errorf("%.2f allocations a buffer", n)
 	}

@@ -273,7 +273,7 @@ func (r *run) patrol() (stop func()) {
 		if ended {
 			return
 		}
-		if err := r.look(time.Now()); err != nil {
+		if err := r.check(time.Now()); err != nil {
 			r.abort(err)
 			return
 		}
@@ -292,8 +292,8 @@ var (
 	errIdle = errors.New("relay: no byte has moved for as long as one may be idle")
 )
 
-// look is a patrol's: the error of an end that the relay is not to outlive.
-func (r *run) look(now time.Time) error {
+// check is a patrol's: the error of an end that the relay is not to outlive.
+func (r *run) check(now time.Time) error {
 	idle := r.idle > 0
 	for _, e := range []*end{&r.a, &r.b} {
 		if err := e.wasReset(); err != nil {

@@ -81,15 +81,15 @@ func (t *tlsRun) sendSealed(b []byte, in *intake) error {
 	if len(b) == 0 {
 		return nil
 	}
-	buf := take(in.level, &in.turn, t.mem)
+	buf := take(in.level, &in.permit, t.mem)
 	defer buf.put()
 	room := buf.size.slots * record.MaxPlain
 	for len(b) > 0 {
 		n := min(len(b), room)
-		if err := t.locked(&in.turn, func() error {
+		if err := t.locked(&in.permit, func() error {
 			out, err := t.rec.Seal(buf.b[:0], b[:n])
 			if err != nil {
-				return t.broken(&in.turn, err)
+				return t.broken(&in.permit, err)
 			}
 			return t.sendFrom(buf, out)
 		}); err != nil {
@@ -104,9 +104,9 @@ func (t *tlsRun) sendSealed(b []byte, in *intake) error {
 // sendInPlace seals what recordFill laid into the buffer.
 func (t *tlsRun) sendInPlace(in *intake) error {
 	buf, n := in.buf, in.n
-	if err := t.locked(&in.turn, func() error {
+	if err := t.locked(&in.permit, func() error {
 		if t.inPlace.Pending() {
-			in.turn.give()
+			in.permit.release()
 			if err := t.write(t.inPlace.Take(nil)); err != nil {
 				return err
 			}
@@ -116,7 +116,7 @@ func (t *tlsRun) sendInPlace(in *intake) error {
 			m := min(n, record.MaxPlain)
 			rec, err := t.inPlace.SealRecord(buf.b[end:], m)
 			if err != nil {
-				return t.broken(&in.turn, err)
+				return t.broken(&in.permit, err)
 			}
 			n -= m
 			end += len(rec)
@@ -131,9 +131,9 @@ func (t *tlsRun) sendInPlace(in *intake) error {
 
 // locked runs f with the hop's writing half to itself, then sends what the
 // other direction could not meanwhile.
-func (t *tlsRun) locked(w *turn, f func() error) error {
+func (t *tlsRun) locked(w *permit, f func() error) error {
 	if !t.wmu.TryLock() {
-		w.give() // whoever has it may be waiting for the peer
+		w.release() // whoever has it may be waiting for the peer
 		t.wmu.Lock()
 	}
 	err := f()
@@ -146,9 +146,9 @@ func (t *tlsRun) locked(w *turn, f func() error) error {
 
 // flush sends what the record layer itself wants sent. When the writing half is
 // taken, whoever has it flushes afterwards: the reading half never waits for it.
-func (t *tlsRun) flush(w *turn) error {
+func (t *tlsRun) flush(w *permit) error {
 	for t.rec.Pending() {
-		w.give()
+		w.release()
 		if !t.wmu.TryLock() {
 			return nil
 		}
@@ -202,11 +202,11 @@ func (t *tlsRun) fromHop() error {
 	defer func() { t.hold(-kept) }()
 	for { // the first time for what came behind the handshake
 		if in.buf == nil {
-			in.buf = take(0, &in.turn, t.mem)
+			in.buf = take(0, &in.permit, t.mem)
 		}
 		done, err := t.drain(in)
 		if err == nil {
-			err = t.flush(&in.turn)
+			err = t.flush(&in.permit)
 		}
 		if err != nil {
 			return err
@@ -243,7 +243,7 @@ func (t *tlsRun) drain(in *intake) (done bool, err error) {
 	if t.inPlace != nil {
 		return t.drainInPlace(in.buf)
 	}
-	buf := take(in.level, &in.turn, t.mem)
+	buf := take(in.level, &in.permit, t.mem)
 	defer buf.put()
 	for n := 0; ; {
 		m, err := t.rec.Read(buf.b[n:])
@@ -256,7 +256,7 @@ func (t *tlsRun) drain(in *intake) (done bool, err error) {
 			n = 0
 		}
 		if err != nil {
-			return t.ended(buf.turn, err)
+			return t.ended(buf.permit, err)
 		}
 	}
 }
@@ -278,13 +278,13 @@ func (t *tlsRun) drainInPlace(buf *buffer) (done bool, err error) {
 		}
 		if err != nil {
 			t.inPlace.Feed(nil) // lets go of what Next returned
-			return t.ended(buf.turn, err)
+			return t.ended(buf.permit, err)
 		}
 	}
 }
 
 // ended sorts what a record layer answers when it gives no more.
-func (t *tlsRun) ended(w *turn, err error) (done bool, _ error) {
+func (t *tlsRun) ended(w *permit, err error) (done bool, _ error) {
 	switch err {
 	case record.ErrMore:
 		return false, nil
@@ -298,8 +298,8 @@ func (t *tlsRun) ended(w *turn, err error) (done bool, _ error) {
 const alertTime = 100 * time.Millisecond
 
 // broken makes err the end of the relay and tells the peer, if that needs no waiting.
-func (t *tlsRun) broken(w *turn, err error) error {
-	w.give()
+func (t *tlsRun) broken(w *permit, err error) error {
+	w.release()
 	if t.rec.Pending() && t.b.SetWriteDeadline(time.Now().Add(alertTime)) == nil {
 		t.b.Write(t.rec.Take(nil)) // the relay is over whether it gets through or not
 	}

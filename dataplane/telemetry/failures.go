@@ -44,8 +44,8 @@ type Failures struct {
 	// Suppressed are those that their cause had too many of.
 	Suppressed Counter
 
-	queue  chan failure
-	ration ration[failureCause]
+	queue   chan failure
+	limiter limiter[failureCause]
 
 	mu      sync.Mutex
 	waiting map[failurePod]int // lines in queue; of no more pods than queue has lines
@@ -72,7 +72,7 @@ func NewFailures(c FailureConfig) *Failures {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	return &Failures{out: c.Out, now: c.Now, queue: make(chan failure, failureQueue), ration: ration[failureCause]{n: failureRate, every: time.Second},
+	return &Failures{out: c.Out, now: c.Now, queue: make(chan failure, failureQueue), limiter: limiter[failureCause]{n: failureRate, every: time.Second},
 		waiting: map[failurePod]int{}}
 }
 
@@ -82,7 +82,7 @@ func (f *Failures) Ended(e *journal.Entry) {
 		return
 	}
 	pod := failurePod{e.Namespace, e.Pod}
-	without, ok := f.ration.take(failureCause{pod, e.Dir, e.Flags, e.Reason, e.Cause}, f.now())
+	without, ok := f.limiter.allow(failureCause{pod, e.Dir, e.Flags, e.Reason, e.Cause}, f.now())
 	if !ok {
 		f.Suppressed.Inc()
 		return
@@ -131,7 +131,7 @@ func (f *Failures) Run(ctx context.Context) {
 	}
 	summary := func() {
 		now := f.now()
-		for k, n := range f.ration.rest(now) {
+		for k, n := range f.limiter.suppressed(now) {
 			write(appendSummary(line, k, n, now))
 		}
 	}

@@ -132,7 +132,7 @@ func TestFailureLinesAreRationed(t *testing.T) {
 			synctest.Wait()
 		}
 		many(failureRate + 7)
-		f.Ended(failed("wrong-peer")) // another cause has a ration of its own
+		f.Ended(failed("wrong-peer")) // another cause has a limit of its own
 		synctest.Wait()
 		if got := len(out.all()); got != failureRate+1 {
 			t.Fatalf("%d lines, want %d", got, failureRate+1)

@@ -69,7 +69,7 @@ func BenchmarkEnded(b *testing.B) {
 func TestQuiet(t *testing.T) {
 	var b bytes.Buffer
 	now := time.Unix(1000, 0)
-	q := NewQuiet(slog.New(slog.NewTextHandler(&b, nil)), time.Minute, func() time.Time { return now })
+	q := NewLogLimiter(slog.New(slog.NewTextHandler(&b, nil)), time.Minute, func() time.Time { return now })
 	for range 5 {
 		q.Warn("a", "cause a")
 		q.Warn("b", "cause b")

@@ -45,14 +45,14 @@ type Op uint8
 
 // The operations.
 const (
-	Changed  Op = iota + 1 // they are there, or have changed
-	Removed                // they are not there any more
-	Replaced               // they are all there are
-	Fared                  // nothing but how it fares: Err
+	Changed       Op = iota + 1 // they are there, or have changed
+	Removed                     // they are not there any more
+	Replaced                    // they are all there are
+	StatusChanged               // nothing but how it fares: Err
 )
 
-// News is what is told. Version is the resource version after it.
-type News[O any] struct {
+// Event is what is told. Version is the resource version after it.
+type Event[O any] struct {
 	Op      Op
 	Objects []O
 	Version string
@@ -64,17 +64,17 @@ type News[O any] struct {
 // must have its namespace, name and resource version. tell is called from
 // goroutines of Objects, one after the other, and may block, which holds up what comes
 // after; it is not called once Objects has returned.
-func Objects[O metav1.Object](ctx context.Context, k Kind, keep func(runtime.Object) O, tell func(News[O])) {
-	f := &follower[O]{ctx: ctx, keep: keep, tell: tell}
+func Objects[O metav1.Object](ctx context.Context, k Kind, keep func(runtime.Object) O, tell func(Event[O])) {
+	f := &follower[O]{ctx: ctx, reduce: keep, notify: tell}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			r, err := k.List(ctx, o)
-			f.fared("list "+k.Name, err)
+			f.reportStatus("list "+k.Name, err)
 			return r, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (kubewatch.Interface, error) {
 			w, err := k.Watch(ctx, o)
-			f.fared("watch "+k.Name, err)
+			f.reportStatus("watch "+k.Name, err)
 			return w, err
 		},
 	}
@@ -90,15 +90,15 @@ func Objects[O metav1.Object](ctx context.Context, k Kind, keep func(runtime.Obj
 // Clock is the real one, but that a wait for After ends with ctx: between two tries of a
 // streamed listing the client's reflector waits for nothing else, up to its longest
 // backoff. For ReflectorOptions.
-func Clock(ctx context.Context) clock.Clock { return ending{ctx: ctx} }
+func Clock(ctx context.Context) clock.Clock { return endingClock{ctx: ctx} }
 
-type ending struct {
+type endingClock struct {
 	clock.RealClock
 	ctx context.Context
 }
 
 // After is a clock.Clock's.
-func (c ending) After(d time.Duration) <-chan time.Time {
+func (c endingClock) After(d time.Duration) <-chan time.Time {
 	over := make(chan time.Time, 1)
 	ctx, cancel := context.WithTimeout(c.ctx, d)
 	context.AfterFunc(ctx, func() {
@@ -110,19 +110,19 @@ func (c ending) After(d time.Duration) <-chan time.Time {
 
 // follower is what the client's reflector fills: a cache.ReflectorStore that keeps nothing.
 type follower[O metav1.Object] struct {
-	ctx  context.Context
-	keep func(runtime.Object) O
-	tell func(News[O])
+	ctx    context.Context
+	reduce func(runtime.Object) O
+	notify func(Event[O])
 }
 
-func (f *follower[O]) fared(what string, err error) {
+func (f *follower[O]) reportStatus(what string, err error) {
 	if f.ctx.Err() != nil {
 		return // it is the caller who ended it
 	}
 	if err != nil {
 		err = fmt.Errorf("%s: %w", what, err)
 	}
-	f.tell(News[O]{Op: Fared, Err: err})
+	f.notify(Event[O]{Op: StatusChanged, Err: err})
 }
 
 // take gives what is kept of an object, which may have been taken already.
@@ -135,7 +135,7 @@ func (f *follower[O]) take(o any) (O, error) {
 		var none O
 		return none, fmt.Errorf("%T is no object of Kubernetes", o)
 	}
-	return f.keep(r), nil
+	return f.reduce(r), nil
 }
 
 // Transformer strips objects while a listing streams in (cache.TransformingStore).
@@ -158,14 +158,14 @@ func (f *follower[O]) Resync() error { return nil }
 func (f *follower[O]) one(op Op, o any) error {
 	k, err := f.take(o)
 	if err == nil {
-		f.tell(News[O]{Op: op, Objects: []O{k}, Version: k.GetResourceVersion()})
+		f.notify(Event[O]{Op: op, Objects: []O{k}, Version: k.GetResourceVersion()})
 	}
 	return err
 }
 
 // Replace is a cache.ReflectorStore's.
 func (f *follower[O]) Replace(all []any, version string) error {
-	n := News[O]{Op: Replaced, Objects: make([]O, len(all)), Version: version}
+	n := Event[O]{Op: Replaced, Objects: make([]O, len(all)), Version: version}
 	for i, o := range all {
 		k, err := f.take(o)
 		if err != nil {
@@ -173,6 +173,6 @@ func (f *follower[O]) Replace(all []any, version string) error {
 		}
 		n.Objects[i] = k
 	}
-	f.tell(n)
+	f.notify(n)
 	return nil
 }

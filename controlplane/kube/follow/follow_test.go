@@ -82,7 +82,7 @@ func TestAway(t *testing.T) {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					Objects(ctx, s.kind(), func(o runtime.Object) *corev1.Pod { return o.(*corev1.Pod) }, func(n News[*corev1.Pod]) {
+					Objects(ctx, s.kind(), func(o runtime.Object) *corev1.Pod { return o.(*corev1.Pod) }, func(n Event[*corev1.Pod]) {
 						mu.Lock()
 						defer mu.Unlock()
 						if n.Op == Replaced {
@@ -148,7 +148,7 @@ func TestEnd(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			Objects(ctx, s.kind(), func(o runtime.Object) *corev1.Pod { return o.(*corev1.Pod) }, func(News[*corev1.Pod]) {})
+			Objects(ctx, s.kind(), func(o runtime.Object) *corev1.Pod { return o.(*corev1.Pod) }, func(Event[*corev1.Pod]) {})
 		}()
 		<-time.After(time.Minute)
 		end := time.Now()

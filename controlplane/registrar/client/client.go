@@ -187,7 +187,7 @@ func (c *Client) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	wg.Go(func() { c.prune(ctx) })
-	f := &follower{c: c, known: newKnown(c)}
+	f := &follower{c: c, cache: newKnown(c)}
 	failures := 0
 	for first := true; ; first = false {
 		began := time.Now()
@@ -239,7 +239,7 @@ type follower struct {
 	addrs  []string // of registrars; found anew when all have had their turn
 	turn   int
 	last   string // whose turn it was
-	known  *known
+	cache  *cache
 	synced bool // of the connection: a snapshot was complete
 
 	version   string // of what is known, in the registrar's words
@@ -247,17 +247,17 @@ type follower struct {
 	resumable bool   // it is all that the registrar gave for that scope and version
 
 	// Of the connection.
-	conn   registrypb.RegistrarServiceClient
-	ctx    context.Context
-	wg     *sync.WaitGroup
-	msgs   chan message
-	seq    int    // of streams, over all connections
-	main   *watch // the first stream; nil: not complete yet
-	delta  *watch // a second one, for what came into scope since; nil: none
-	coming *watch // a first one that is not complete yet; nil: none
-	cold   *watch // a second one that is not complete yet; nil: none
-	again  bool   // the scope changed meanwhile
-	tidy   bool   // two streams are to be one, and what left the scope is to go
+	conn         registrypb.RegistrarServiceClient
+	ctx          context.Context
+	wg           *sync.WaitGroup
+	msgs         chan message
+	seq          int    // of streams, over all connections
+	full         *watch // the first stream; nil: not complete yet
+	extra        *watch // a second one, for what came into scope since; nil: none
+	pendingFull  *watch // a first one that is not complete yet; nil: none
+	pendingExtra *watch // a second one that is not complete yet; nil: none
+	again        bool   // the scope changed meanwhile
+	tidy         bool   // two streams are to be one, and what left the scope is to go
 
 	changed time.Time     // when the scope was last changed
 	ready   time.Time     // when what came of it was here
@@ -295,8 +295,8 @@ type watch struct {
 	behind   *watch // of a second stream: the first, whose word counts of what both cover
 	shown    bool   // rows of what nobody else covers were taken before it was complete
 
-	gather *gathered // a snapshot, until it is complete; nil: none is coming
-	names  names     // the catalog, likewise
+	building *snapshotBuilder // a snapshot, until it is complete; nil: none is coming
+	names    names            // the catalog, likewise
 }
 
 // next is the registrar whose turn it is.
@@ -331,7 +331,7 @@ func (f *follower) follow(ctx context.Context, addr string) error {
 	}
 	defer end.Close()
 	f.conn, f.ctx, f.wg, f.msgs = conn, ctx, &wg, make(chan message, maxQueue)
-	f.main, f.delta, f.coming, f.cold, f.again, f.tidy, f.synced = nil, nil, nil, nil, false, false, false
+	f.full, f.extra, f.pendingFull, f.pendingExtra, f.again, f.tidy, f.synced = nil, nil, nil, nil, false, false, false
 	f.later, f.quiet = time.NewTimer(time.Hour), time.NewTimer(quietTime)
 	defer f.later.Stop()
 	defer f.quiet.Stop()
@@ -342,7 +342,7 @@ func (f *follower) follow(ctx context.Context, addr string) error {
 		c.Used(c.cfg.InUse(ctx)...)
 	}
 	want := c.demand.wanted()
-	f.known.wide(c.demand.wide)
+	f.cache.wide(c.demand.wide)
 	// Else rows that are missing would be taken for none; a version that only counts may be
 	// another registrar's, or another life's, for something else.
 	if f.resumable && want.equal(f.scope) && registry.NamesContents(f.version) {
@@ -368,20 +368,20 @@ func (f *follower) follow(ctx context.Context, addr string) error {
 				break
 			}
 			f.early = false
-			f.say()
+			f.publish()
 			if err != nil {
 				return err
 			}
 		case why := <-c.demand.news:
 			f.tidy = f.tidy || why&tidyUp != 0
 			f.rescopeAt(f.due(why&somebodyWaits != 0))
-			f.say()
+			f.publish()
 		case <-f.later.C:
 			f.laterOn = false
 			f.rescope()
-			f.say()
+			f.publish()
 		case <-f.quiet.C:
-			if f.coming != nil || f.cold != nil {
+			if f.pendingFull != nil || f.pendingExtra != nil {
 				return errQuiet
 			}
 		}
@@ -428,13 +428,13 @@ func (f *follower) rescopeAt(due time.Time) {
 // at once; a first one for all of it is opened beside that where the second has become large,
 // or may be joined with it.
 func (f *follower) rescope() {
-	if f.main == nil || f.cold != nil {
+	if f.full == nil || f.pendingExtra != nil {
 		f.again = true
 		return
 	}
 	f.again = false
 	want := f.c.demand.wanted()
-	f.known.wide(f.c.demand.wide)
+	f.cache.wide(f.c.demand.wide)
 	missing := names{}
 	if !want.all {
 		for n := range want.names {
@@ -443,11 +443,11 @@ func (f *follower) rescope() {
 			}
 		}
 	}
-	size := len(missing) + f.delta.size()
+	size := len(missing) + f.extra.size()
 	whole := f.tidy || size > f.fewest() || want.all
-	if whole && f.coming == nil {
+	if whole && f.pendingFull == nil {
 		f.tidy = false
-		if f.delta != nil || len(missing) > 0 || !want.equal(f.main.scope) {
+		if f.extra != nil || len(missing) > 0 || !want.equal(f.full.scope) {
 			f.c.Rescoped[rescopeWhole].Inc()
 			f.changed = time.Now()
 			f.open(want, false, "")
@@ -457,11 +457,11 @@ func (f *follower) rescope() {
 	case len(missing) == 0:
 	case size > mostDelta: // they come with the first one
 		for n := range missing {
-			f.again = f.again || !f.coming.covers(n)
+			f.again = f.again || !f.pendingFull.covers(n)
 		}
 	default:
-		if f.delta != nil {
-			for n := range f.delta.scope.names {
+		if f.extra != nil {
+			for n := range f.extra.scope.names {
 				missing.add(n)
 			}
 		}
@@ -473,28 +473,28 @@ func (f *follower) rescope() {
 
 // covers reports whether the rows of a name come over a complete stream.
 func (f *follower) covers(n model.ServiceName) bool {
-	return f.main.covers(n) || f.delta.covers(n)
+	return f.full.covers(n) || f.extra.covers(n)
 }
 
 // fewest is how many names of a second stream are joined with the first one: the root of twice
 // the names of that. The rows of a second stream are sent again with each name that comes to it,
 // and those of the first with each joining; of both together that is least.
 func (f *follower) fewest() int {
-	return min(max(int(math.Sqrt(float64(2*len(f.main.scope.names)))), leastDelta), maxDelta)
+	return min(max(int(math.Sqrt(float64(2*len(f.full.scope.names)))), leastDelta), maxDelta)
 }
 
 // elsewhere reports whether the rows of a name come over a second stream, and not over the first.
 func (f *follower) elsewhere(n model.ServiceName) bool {
-	return !f.main.covers(n) && (f.delta.covers(n) || f.cold.covers(n))
+	return !f.full.covers(n) && (f.extra.covers(n) || f.pendingExtra.covers(n))
 }
 
 func (w *watch) covers(n model.ServiceName) bool { return w != nil && w.scope.has(n) }
 
-// tells reports whether what the stream says of a name counts.
-func (w *watch) tells(n model.ServiceName) bool { return w.covers(n) && !w.behind.covers(n) }
+// authoritative reports whether what the stream says of a name counts.
+func (w *watch) authoritative(n model.ServiceName) bool { return w.covers(n) && !w.behind.covers(n) }
 
-// needless reports whether o covers all that is wanted of what w, which may be nil, covers.
-func (w *watch) needless(o *watch, want scope) bool {
+// redundant reports whether o covers all that is wanted of what w, which may be nil, covers.
+func (w *watch) redundant(o *watch, want scope) bool {
 	if w != nil {
 		for n := range w.scope.names {
 			if want.has(n) && !o.covers(n) {
@@ -505,8 +505,8 @@ func (w *watch) needless(o *watch, want scope) bool {
 	return true
 }
 
-// within reports whether o covers all that w, which may be nil, covers.
-func (w *watch) within(o *watch) bool {
+// subsetOf reports whether o covers all that w, which may be nil, covers.
+func (w *watch) subsetOf(o *watch) bool {
 	switch {
 	case o == nil:
 		return false
@@ -535,7 +535,7 @@ func (f *follower) open(s scope, delta bool, last string) {
 	f.seq++
 	w := &watch{scope: s, delta: delta, sent: last, names: names{}}
 	if last == "" {
-		w.gather = newGathered()
+		w.building = newGathered()
 	}
 	q := &registrypb.WatchEndpointsRequest{
 		ClusterName: f.c.cfg.Cluster, NodeName: f.c.cfg.Node, LastVersion: last, Changes: last != "",
@@ -552,9 +552,9 @@ func (f *follower) open(s scope, delta bool, last string) {
 	ctx, cancel := context.WithCancel(f.ctx)
 	w.cancel = cancel
 	if w.delta {
-		f.cold = w
+		f.pendingExtra = w
 	} else {
-		f.coming = w
+		f.pendingFull = w
 	}
 	f.quiet.Reset(quietTime)
 	conn, msgs := f.conn, f.msgs
@@ -585,12 +585,12 @@ func (f *follower) open(s scope, delta bool, last string) {
 // take takes a message. An error ends the connection.
 func (f *follower) take(m message) error {
 	w := m.w
-	coming := w == f.coming || w == f.cold
-	if w != f.main && w != f.delta && !coming || w.ended {
+	coming := w == f.pendingFull || w == f.pendingExtra
+	if w != f.full && w != f.extra && !coming || w.ended {
 		return nil // it was let go
 	}
 	if m.err != nil {
-		if !coming && w.within(f.coming) { // what takes its place is on its way
+		if !coming && w.subsetOf(f.pendingFull) { // what takes its place is on its way
 			w.ended = true
 			return nil
 		}
@@ -609,34 +609,34 @@ func (f *follower) take(m message) error {
 	}
 	switch ev.GetType() {
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_FULL_SNAPSHOT:
-		if w.gather == nil {
-			w.gather, w.names = newGathered(), names{}
+		if w.building == nil {
+			w.building, w.names = newGathered(), names{}
 		}
-		f.known.put(w, ev)
+		f.cache.put(w, ev)
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_ENDPOINT_ADDED, registrypb.WatchEndpointsResponse_EVENT_TYPE_ENDPOINT_UPDATED:
 		f.halfway(w)
-		f.known.put(w, ev)
+		f.cache.put(w, ev)
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_ENDPOINT_REMOVED:
 		f.halfway(w)
-		f.known.remove(w, ev)
+		f.cache.remove(w, ev)
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_SNAPSHOT_COMPLETE:
 		w.since = ev.GetSince()
 		if err := f.completed(w); err != nil {
 			return err
 		}
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_SERVICE_ADDED:
-		if coming && f.main != nil && w.gather != nil && !w.shown { // all rows are here (contract 9.7), and only names are still to come
+		if coming && f.full != nil && w.building != nil && !w.shown { // all rows are here (contract 9.7), and only names are still to come
 			w.shown, f.early, f.resumable = true, true, false
-			f.known.show(w, f.covers)
+			f.cache.show(w, f.covers)
 		}
-		f.known.named(w, ev.GetServiceName(), true)
+		f.cache.named(w, ev.GetServiceName(), true)
 	case registrypb.WatchEndpointsResponse_EVENT_TYPE_SERVICE_REMOVED:
-		f.known.named(w, ev.GetServiceName(), false)
+		f.cache.named(w, ev.GetServiceName(), false)
 	default:
 		f.c.Unknown.Inc()
-		f.known.unknown(int32(ev.GetType()))
+		f.cache.unknown(int32(ev.GetType()))
 	}
-	if w == f.main {
+	if w == f.full {
 		f.version = w.version
 	}
 	return nil
@@ -645,51 +645,51 @@ func (f *follower) take(m message) error {
 // halfway: what has changed since the version that is known is put in place row by row, and
 // until all of it is, that is no version to come back with.
 func (f *follower) halfway(w *watch) {
-	if w.gather == nil && !w.complete {
+	if w.building == nil && !w.complete {
 		f.resumable = false
 	}
 }
 
 // completed: what the stream gathered is what there is.
 func (f *follower) completed(w *watch) error {
-	if w.gather == nil && w.sent != "" && !w.complete && w.version != "" && w.version != w.sent && w.since != w.sent {
+	if w.building == nil && w.sent != "" && !w.complete && w.version != "" && w.version != w.sent && w.since != w.sent {
 		f.resumable = false
 		return errAskAgain
 	}
 	first := !w.complete
 	w.complete = true
 	switch w {
-	case f.cold:
-		f.cold = nil
+	case f.pendingExtra:
+		f.pendingExtra = nil
 		f.ready = time.Now()
 		f.took = f.ready.Sub(f.changed)
-		f.delta.close()
-		if f.delta, w.behind = w, f.main; w.needless(f.main, f.c.demand.wanted()) { // the joining was faster
+		f.extra.close()
+		if f.extra, w.behind = w, f.full; w.redundant(f.full, f.c.demand.wanted()) { // the joining was faster
 			w.close()
-			f.delta = nil
-			f.known.leave(w, f.main)
+			f.extra = nil
+			f.cache.leave(w, f.full)
 		}
-	case f.coming:
-		f.coming = nil
-		f.main.close()
-		f.main = w
-		if f.delta.needless(w, f.c.demand.wanted()) {
-			f.delta.close()
-			f.delta = nil
+	case f.pendingFull:
+		f.pendingFull = nil
+		f.full.close()
+		f.full = w
+		if f.extra.redundant(w, f.c.demand.wanted()) {
+			f.extra.close()
+			f.extra = nil
 		} else {
-			f.delta.behind = w
+			f.extra.behind = w
 		}
 		f.scope, f.version, f.synced = w.scope, w.version, true
 	}
-	if f.coming == nil && f.cold == nil {
+	if f.pendingFull == nil && f.pendingExtra == nil {
 		f.quiet.Stop()
 	}
 	if first {
-		f.resumable = f.delta == nil && f.cold == nil
-		f.c.demand.serving(f.main, f.delta)
+		f.resumable = f.extra == nil && f.pendingExtra == nil
+		f.c.demand.serving(f.full, f.extra)
 	}
 	if !w.ended {
-		f.known.complete(w, first, f.elsewhere)
+		f.cache.complete(w, first, f.elsewhere)
 	}
 	if f.again { // somebody asked while there was no answer yet
 		f.again = false
@@ -706,12 +706,12 @@ func (w *watch) close() {
 	}
 }
 
-// say says to the Sink what changed.
-func (f *follower) say() {
-	if f.main == nil {
+// publish says to the Sink what changed.
+func (f *follower) publish() {
+	if f.full == nil {
 		return
 	}
-	f.known.say(f.covers)
+	f.cache.say(f.covers)
 	f.report(input.Status{Connected: true, Version: f.version})
 }
 

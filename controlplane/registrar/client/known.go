@@ -102,18 +102,18 @@ type rowKey struct {
 
 func (k rowKey) String() string { return k.service + " " + k.ip + " " + k.protocol.String() }
 
-// gathered is a snapshot while it comes.
-type gathered struct {
+// snapshotBuilder is a snapshot while it comes.
+type snapshotBuilder struct {
 	rows map[model.ServiceName]*served // unordered until sorted
 	bad  map[rowKey]model.Problem
 }
 
-func newGathered() *gathered {
-	return &gathered{rows: map[model.ServiceName]*served{}, bad: map[rowKey]model.Problem{}}
+func newGathered() *snapshotBuilder {
+	return &snapshotBuilder{rows: map[model.ServiceName]*served{}, bad: map[rowKey]model.Problem{}}
 }
 
-// known is what the registrar's words amount to, and what of it the Sink has been told.
-type known struct {
+// cache is what the registrar's words amount to, and what of it the Sink has been told.
+type cache struct {
 	c    *Client
 	have map[model.ServiceName]*served
 	bad  map[rowKey]model.Problem
@@ -133,8 +133,8 @@ type known struct {
 	clashes  map[model.ServiceName]model.Problem
 }
 
-func newKnown(c *Client) *known {
-	return &known{
+func newKnown(c *Client) *cache {
+	return &cache{
 		c: c, have: map[model.ServiceName]*served{}, bad: map[rowKey]model.Problem{}, said: names{}, dirty: names{}, renamed: names{},
 		spoken: map[rowKey]string{}, problems: map[string]model.Problem{}, strange: map[int32]bool{},
 		clashes: map[model.ServiceName]model.Problem{},
@@ -142,7 +142,7 @@ func newKnown(c *Client) *known {
 }
 
 // put takes a row that is there.
-func (k *known) put(w *watch, ev *registrypb.WatchEndpointsResponse) {
+func (k *cache) put(w *watch, ev *registrypb.WatchEndpointsResponse) {
 	row := ev.GetEndpoint()
 	if row == nil {
 		return // a snapshot's beginning
@@ -153,7 +153,7 @@ func (k *known) put(w *watch, ev *registrypb.WatchEndpointsResponse) {
 		k.fault(w, key, badService, err.Error())
 		return
 	}
-	if !w.tells(name) {
+	if !w.authoritative(name) {
 		return // nobody asked for it, or another one tells
 	}
 	f, why := registry.RowFault(row)
@@ -174,7 +174,7 @@ func (k *known) put(w *watch, ev *registrypb.WatchEndpointsResponse) {
 	}
 	k.in.endpoint(&e)
 	k.mended(w, key)
-	if g := w.gather; g != nil {
+	if g := w.building; g != nil {
 		s := g.rows[name]
 		if s == nil {
 			s = &served{}
@@ -190,7 +190,7 @@ func (k *known) put(w *watch, ev *registrypb.WatchEndpointsResponse) {
 }
 
 // remove takes a row that has gone: of one class, or, where none is said, of all.
-func (k *known) remove(w *watch, ev *registrypb.WatchEndpointsResponse) {
+func (k *cache) remove(w *watch, ev *registrypb.WatchEndpointsResponse) {
 	key := rowKey{ev.GetServiceName(), ev.GetEndpoint().GetIp(), ev.GetProtocol()}
 	classes := bit(key.protocol)
 	k.mended(w, key)
@@ -202,14 +202,14 @@ func (k *known) remove(w *watch, ev *registrypb.WatchEndpointsResponse) {
 	}
 	name, err := k.in.service(key.service)
 	ip, err2 := netip.ParseAddr(key.ip)
-	if err != nil || err2 != nil || !w.tells(name) {
+	if err != nil || err2 != nil || !w.authoritative(name) {
 		return
 	}
 	k.drop(w, name, ip.Unmap(), ev.GetEndpoint().GetClusterName(), classes)
 }
 
-func (k *known) drop(w *watch, name model.ServiceName, ip netip.Addr, cluster string, classes uint8) {
-	if g := w.gather; g != nil {
+func (k *cache) drop(w *watch, name model.ServiceName, ip netip.Addr, cluster string, classes uint8) {
+	if g := w.building; g != nil {
 		if s := g.rows[name]; s != nil {
 			// Not in order yet, and rare: all are looked at.
 			if !slices.ContainsFunc(s.rows, func(e model.Endpoint) bool { return e.IP == ip && e.Cluster == cluster }) {
@@ -238,7 +238,7 @@ func (k *known) drop(w *watch, name model.ServiceName, ip netip.Addr, cluster st
 }
 
 // own is the service's rows, to be changed.
-func (k *known) own(name model.ServiceName) *served {
+func (k *cache) own(name model.ServiceName) *served {
 	s := k.have[name]
 	switch {
 	case s == nil:
@@ -278,11 +278,11 @@ func (s *served) sorted() *served {
 // complete: what a stream gathered is what there is in its scope. first: it is the
 // stream's first time; where it is no second stream, it then stands for all there are, but
 // for what comes elsewhere.
-func (k *known) complete(w *watch, first bool, elsewhere func(model.ServiceName) bool) {
-	g := w.gather
+func (k *cache) complete(w *watch, first bool, elsewhere func(model.ServiceName) bool) {
+	g := w.building
 	if g != nil {
 		for n, s := range g.rows {
-			if !w.tells(n) {
+			if !w.authoritative(n) {
 				continue
 			}
 			s = s.sorted()
@@ -301,7 +301,7 @@ func (k *known) complete(w *watch, first bool, elsewhere func(model.ServiceName)
 		}
 		if w.delta {
 			for n := range w.scope.names {
-				if w.tells(n) {
+				if w.authoritative(n) {
 					gone(n)
 				}
 			}
@@ -321,7 +321,7 @@ func (k *known) complete(w *watch, first bool, elsewhere func(model.ServiceName)
 		}
 		maps.Copy(k.bad, g.bad)
 		k.judged = true
-		w.gather = nil
+		w.building = nil
 	}
 	// A registrar of before says no names where nothing has changed.
 	if !w.delta && (g != nil || first && (len(w.names) > 0 || w.since != "")) {
@@ -339,8 +339,8 @@ func (k *known) complete(w *watch, first bool, elsewhere func(model.ServiceName)
 
 // show takes the rows that a stream has gathered of services that no other covers, before it
 // is complete: somebody waits for them. What it does not have is known only then.
-func (k *known) show(w *watch, covers func(model.ServiceName) bool) {
-	for n, s := range w.gather.rows {
+func (k *cache) show(w *watch, covers func(model.ServiceName) bool) {
+	for n, s := range w.building.rows {
 		if !covers(n) && len(s.rows) > 0 {
 			k.have[n] = s.sorted()
 			k.dirty.add(n)
@@ -349,7 +349,7 @@ func (k *known) show(w *watch, covers func(model.ServiceName) bool) {
 }
 
 // leave forgets the rows of what w covers, which is let go, and main does not.
-func (k *known) leave(w, main *watch) {
+func (k *cache) leave(w, main *watch) {
 	for n := range w.scope.names {
 		if !main.covers(n) && k.have[n] != nil {
 			delete(k.have, n)
@@ -359,7 +359,7 @@ func (k *known) leave(w, main *watch) {
 }
 
 // wide notes why rows of all services are asked for; empty: they are not.
-func (k *known) wide(why string) {
+func (k *cache) wide(why string) {
 	if k.broad == why {
 		return
 	}
@@ -370,7 +370,7 @@ func (k *known) wide(why string) {
 }
 
 // named takes a name of the catalog, which one stream tells of.
-func (k *known) named(w *watch, service string, in bool) {
+func (k *cache) named(w *watch, service string, in bool) {
 	if w.delta {
 		return
 	}
@@ -383,13 +383,13 @@ func (k *known) named(w *watch, service string, in bool) {
 		k.mended(w, key)
 		return
 	}
-	if !w.complete || w.gather != nil {
+	if !w.complete || w.building != nil {
 		if in {
 			w.names.add(name)
 			return
 		}
 		delete(w.names, name)
-		if w.gather != nil {
+		if w.building != nil {
 			return
 		}
 	}
@@ -398,14 +398,14 @@ func (k *known) named(w *watch, service string, in bool) {
 }
 
 // fault counts a row that gives nothing, and names it once.
-func (k *known) fault(w *watch, key rowKey, f registry.Fault, why string) {
+func (k *cache) fault(w *watch, key rowKey, f registry.Fault, why string) {
 	p := model.Problem{Object: "Row " + key.ip + " of service " + key.service, Reason: why + "; the row is not served: whoever registers it must be brought up to date"}
 	if key.ip == "" {
 		p = model.Problem{Object: "Service " + key.service, Reason: why + "; it is not served"}
 	}
 	bad := k.bad
-	if w.gather != nil {
-		bad = w.gather.bad
+	if w.building != nil {
+		bad = w.building.bad
 	}
 	_, listed := bad[key]
 	room := listed || len(bad) < maxProblems
@@ -430,10 +430,10 @@ func (k *known) fault(w *watch, key rowKey, f registry.Fault, why string) {
 }
 
 // mended: the row is valid, or gone.
-func (k *known) mended(w *watch, key rowKey) {
+func (k *cache) mended(w *watch, key rowKey) {
 	delete(k.spoken, key)
-	if w.gather != nil {
-		delete(w.gather.bad, key)
+	if w.building != nil {
+		delete(w.building.bad, key)
 		return
 	}
 	if _, ok := k.bad[key]; ok {
@@ -443,7 +443,7 @@ func (k *known) mended(w *watch, key rowKey) {
 }
 
 // unknown speaks once of a kind of event.
-func (k *known) unknown(kind int32) {
+func (k *cache) unknown(kind int32) {
 	if k.strange[kind] || len(k.strange) >= maxProblems {
 		return
 	}
@@ -452,7 +452,7 @@ func (k *known) unknown(kind int32) {
 }
 
 // say tells the Sink what it has not heard. covers are the services whose rows are here.
-func (k *known) say(covers func(model.ServiceName) bool) {
+func (k *cache) say(covers func(model.ServiceName) bool) {
 	b := input.Batch{Tables: input.Tables{Endpoints: map[model.ServiceName][]model.Endpoint{}, Catalog: map[model.ServiceName][]model.ServiceName{}, Problems: map[string][]model.Problem{}}}
 	catalog := k.c.demand.catalog // which nobody else changes
 	if k.all {
@@ -527,7 +527,7 @@ func (k *known) say(covers func(model.ServiceName) bool) {
 }
 
 // clash notes what is to be told of addresses of a service that several clusters have.
-func (k *known) clash(n model.ServiceName, why string) {
+func (k *cache) clash(n model.ServiceName, why string) {
 	was, is := k.clashes[n]
 	switch {
 	case why == "" && is:

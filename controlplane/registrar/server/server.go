@@ -119,7 +119,7 @@ type Server struct {
 
 	cfg   Config
 	log   *slog.Logger
-	quiet *telemetry.Quiet
+	quiet *telemetry.LogLimiter
 
 	synced  chan struct{} // closed with the store's first whole state
 	leaving chan struct{} // closed once the server is to end
@@ -160,7 +160,7 @@ func New(c Config) *Server {
 	c.Drain = cmp.Or(c.Drain, 5*time.Second)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return &Server{
-		cfg: c, log: c.Log, quiet: telemetry.NewQuiet(c.Log, quietTime, nil), counters: counters{refused: newRefused()}, state: newState(),
+		cfg: c, log: c.Log, quiet: telemetry.NewLogLimiter(c.Log, quietTime, nil), counters: counters{refused: newRefused()}, state: newState(),
 		synced: make(chan struct{}), leaving: make(chan struct{}), kick: make(chan struct{}, 1),
 		watchers: map[*watcher]bool{}, unscoped: map[*watcher]bool{}, scoped: map[string]map[*watcher]struct{}{},
 		named: map[watchName]*watcher{}, pending: map[podKey]*pending{}, changed: map[chan<- struct{}]struct{}{},

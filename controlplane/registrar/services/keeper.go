@@ -154,11 +154,11 @@ func newKeeper(g *Generator) *keeper {
 // run works until ctx ends.
 func (k *keeper) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
-	news := make(chan follow.News[*live])
+	news := make(chan follow.Event[*live])
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		follow.Objects(ctx, k.kind(), liveOf, func(n follow.News[*live]) {
+		follow.Objects(ctx, k.kind(), liveOf, func(n follow.Event[*live]) {
 			select {
 			case news <- n:
 			case <-ctx.Done():
@@ -220,8 +220,8 @@ func (k *keeper) kind() follow.Kind {
 }
 
 // hear takes what is said of Services that exist.
-func (k *keeper) hear(n follow.News[*live]) {
-	if n.Op == follow.Fared {
+func (k *keeper) hear(n follow.Event[*live]) {
+	if n.Op == follow.StatusChanged {
 		why := ""
 		if n.Err != nil {
 			why = n.Err.Error()

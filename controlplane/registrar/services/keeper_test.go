@@ -34,7 +34,7 @@ func keeping(t *testing.T, names ...string) (*keeper, *snapshot) {
 		all = append(all, generated(n, "7", 8080))
 	}
 	k.readRows()
-	k.hear(follow.News[*live]{Op: follow.Replaced, Objects: all})
+	k.hear(follow.Event[*live]{Op: follow.Replaced, Objects: all})
 	return k, rows
 }
 
@@ -87,13 +87,13 @@ func TestServerSetBack(t *testing.T) {
 			t.Errorf("%s: %+v, want version %s with port %d", when, l, version, port)
 		}
 	}
-	k.hear(follow.News[*live]{Op: follow.Changed, Objects: []*live{generated("cart", "900", 9090)}})
+	k.hear(follow.Event[*live]{Op: follow.Changed, Objects: []*live{generated("cart", "900", 9090)}})
 	is("changed", "900", 9090)
-	k.hear(follow.News[*live]{Op: follow.Changed, Objects: []*live{generated("cart", "899", 8080)}})
+	k.hear(follow.Event[*live]{Op: follow.Changed, Objects: []*live{generated("cart", "899", 8080)}})
 	is("what is late", "900", 9090)
-	k.hear(follow.News[*live]{Op: follow.Replaced, Objects: []*live{generated("cart", "12", 8080)}})
+	k.hear(follow.Event[*live]{Op: follow.Replaced, Objects: []*live{generated("cart", "12", 8080)}})
 	is("set back", "12", 8080)
-	k.hear(follow.News[*live]{Op: follow.Changed, Objects: []*live{generated("cart", "13", 7070)}})
+	k.hear(follow.Event[*live]{Op: follow.Changed, Objects: []*live{generated("cart", "13", 7070)}})
 	is("and changed since", "13", 7070)
 }
 
@@ -113,7 +113,7 @@ func TestEventsComeLast(t *testing.T) {
 		for i := range others {
 			rows.set("shop", fmt.Sprintf("other-%d", i), "8080=http")
 		}
-		k.hear(follow.News[*live]{Op: follow.Replaced, Objects: all})
+		k.hear(follow.Event[*live]{Op: follow.Replaced, Objects: all})
 		k.readRows()
 		services, events := 0, map[string]bool{}
 		took := func() {

@@ -8,12 +8,12 @@ import (
 // TestCausesAreBounded: causes without end, as a hostile peer can make, are not remembered without end; what is forgotten
 // costs a line too many, never one too few.
 func TestCausesAreBounded(t *testing.T) {
-	r := ration[int]{n: 1, every: time.Hour}
+	r := limiter[int]{n: 1, every: time.Hour}
 	now := time.Unix(0, 0)
 	lines := 0
 	for range 3 {
 		for k := range 5000 {
-			if _, ok := r.take(k, now); ok {
+			if _, ok := r.allow(k, now); ok {
 				lines++
 			}
 			if len(r.causes) > maxCauses {
@@ -26,7 +26,7 @@ func TestCausesAreBounded(t *testing.T) {
 	}
 	for range 2 {
 		for k := range 1000 { // as many as are told apart
-			if _, ok := r.take(-1-k, now); ok {
+			if _, ok := r.allow(-1-k, now); ok {
 				lines++
 			}
 		}

@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// maxCauses bounds the causes that a ration keeps apart.
+// maxCauses bounds the causes that a limiter keeps apart.
 const maxCauses = 4096
 
-// ration lets a cause have n lines in a while, and counts those it may not. Safe for
+// limiter lets a cause have n lines in a while, and counts those it may not. Safe for
 // concurrent use.
-type ration[K comparable] struct {
+type limiter[K comparable] struct {
 	n     int
 	every time.Duration
 
@@ -24,8 +24,8 @@ type share struct {
 	without int       // left out since the last line
 }
 
-// take asks for a line of cause k; without is how many were left out since the last one.
-func (r *ration[K]) take(k K, now time.Time) (without int, ok bool) {
+// allow asks for a line of cause k; without is how many were left out since the last one.
+func (r *limiter[K]) allow(k K, now time.Time) (without int, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.causes[k]
@@ -48,9 +48,9 @@ func (r *ration[K]) take(k K, now time.Time) (without int, ok bool) {
 	return without, true
 }
 
-// rest forgets the causes whose while is over, and returns how many lines of each
+// suppressed forgets the causes whose while is over, and returns how many lines of each
 // were left out with none after them.
-func (r *ration[K]) rest(now time.Time) map[K]int {
+func (r *limiter[K]) suppressed(now time.Time) map[K]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var left map[K]int

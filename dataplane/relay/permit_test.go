@@ -27,14 +27,14 @@ func (h half) clog(t *testing.T) (n int64) {
 	}
 }
 
-// Directions that wait for a peer hold no turn: more of them than there are turns, stuck both
+// Directions that wait for a peer hold no permit: more of them than there are permits, stuck both
 // ways, keep nobody from working, and what they hold is bounded.
-func TestStuckRelaysHoldNoTurn(t *testing.T) {
+func TestStuckRelaysHoldNoPermit(t *testing.T) {
 	each(t, func(t *testing.T, kind string) {
 		const most = 64 << 20 // mostly the kernel's: three pairs of sockets
 		var all []*bed
 		var stuck sync.WaitGroup
-		for range cap(turns()) + 2 {
+		for range cap(permits()) + 2 {
 			b := newBed(t, kind, nil)
 			for _, h := range []half{b.client, b.server} {
 				stuck.Go(func() {
@@ -46,9 +46,9 @@ func TestStuckRelaysHoldNoTurn(t *testing.T) {
 			all = append(all, b)
 		}
 		stuck.Wait()
-		for end := time.Now().Add(5 * time.Second); len(turns()) > 0; runtime.Gosched() {
+		for end := time.Now().Add(5 * time.Second); len(permits()) > 0; runtime.Gosched() {
 			if time.Now().After(end) {
-				t.Fatalf("%d of %d turns are held by relays that wait", len(turns()), cap(turns()))
+				t.Fatalf("%d of %d permits are held by relays that wait", len(permits()), cap(permits()))
 			}
 		}
 		b := newBed(t, kind, nil)
@@ -66,41 +66,41 @@ func TestStuckRelaysHoldNoTurn(t *testing.T) {
 	})
 }
 
-// As many turns as there are and no more are out at once, and all come to theirs.
-func TestTurn(t *testing.T) {
-	if got, want := cap(turns()), max(1, runtime.GOMAXPROCS(0)-spareProcs); got != want {
-		t.Errorf("%d turns, want %d", got, want)
+// As many permits as there are and no more are out at once, and all come to theirs.
+func TestPermit(t *testing.T) {
+	if got, want := cap(permits()), max(1, runtime.GOMAXPROCS(0)-spareProcs); got != want {
+		t.Errorf("%d permits, want %d", got, want)
 	}
-	var none *turn
-	none.take() // needs none
-	none.give()
+	var none *permit
+	none.acquire() // needs none
+	none.release()
 	all := make(chan struct{}, 1)
-	a := turn{all: all}
-	a.give() // not held
-	a.take()
-	a.take() // held: no second one
+	a := permit{all: all}
+	a.release() // not held
+	a.acquire()
+	a.acquire() // held: no second one
 	const n = 50
 	order := make(chan int, n)
 	var waiting sync.WaitGroup
 	for i := range n {
-		b := turn{all: all}
+		b := permit{all: all}
 		asking := make(chan struct{})
 		waiting.Go(func() {
 			close(asking)
-			b.take()
+			b.acquire()
 			order <- i
-			b.give()
+			b.release()
 		})
 		<-asking
 	}
 	if len(order) > 0 {
-		t.Fatal("two turns are out where there is one")
+		t.Fatal("two permits are out where there is one")
 	}
-	a.give()
+	a.release()
 	waiting.Wait()
 	if len(order) != n || len(all) != 0 {
-		t.Errorf("%d of %d came to their turn, %d are still out", len(order), n, len(all))
+		t.Errorf("%d of %d came to their permit, %d are still out", len(order), n, len(all))
 	}
-	a.take()
-	a.give()
+	a.acquire()
+	a.release()
 }
