@@ -59,6 +59,7 @@ type peerBonds struct {
 	all  map[*Held]struct{}
 	// No session's peer, as it is known here, ends before ends; and none's own, as the peer knows it, before told.
 	ends, told time.Time
+	newest     *mtls.Bond // of the session that came last: those of the same certificates share it
 	renewing   bool
 	tried      time.Time // when a renewal began last
 }
@@ -119,7 +120,10 @@ func (s *Bonds) Hold(h Holding) *Held {
 		of = &peerBonds{pod: p, name: h.Pod, peer: h.Peer, all: map[*Held]struct{}{}, ends: k.bond.PeerEnd(), told: k.told}
 		p.peers[h.Peer] = of
 	}
-	k.of = of
+	if of.newest == nil || !of.newest.Same(k.bond) {
+		of.newest = k.bond
+	}
+	k.of, k.bond = of, of.newest
 	of.all[k] = struct{}{}
 	of.lower(k)
 	s.mu.Unlock()

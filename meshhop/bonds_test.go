@@ -445,3 +445,29 @@ func TestBondAskedAllocs(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// TestSessionsShareCertificates: sessions of the same certificates keep one parsed chain, each of others its own.
+func TestSessionsShareCertificates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRing(t, time.Hour)
+		peer, other := r.issue(r.ca, "web", time.Hour), r.issue(r.ca, "web", 2*time.Hour)
+		hold := func(b *mtls.Bond) *Held {
+			h := r.s.Hold(Holding{Pod: "cart", Peer: from("10.0.0.1", "web"), Bond: b, SVID: r.svid, End: func(error) {}})
+			t.Cleanup(h.Release)
+			return h
+		}
+		one, two := hold(r.bond(peer)), hold(r.bond(peer))
+		if one.bond != two.bond {
+			t.Error("two sessions of the same certificates keep two bonds")
+		}
+		renewed := hold(r.bond(other))
+		if renewed.bond == one.bond || !renewed.bond.PeerEnd().After(one.bond.PeerEnd()) {
+			t.Error("a session of another certificate has the bond of those before")
+		}
+		r.rotate(r.issue(r.ca, "cart", 3*time.Hour))
+		b := r.bond(other)
+		if mine := hold(b); mine.bond.Own != b.Own {
+			t.Error("a session of another certificate of the pod has the bond of those before")
+		}
+	})
+}
