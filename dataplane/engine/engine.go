@@ -23,7 +23,6 @@ import (
 	"time"
 
 	"aether/dataplane/exchange"
-	"aether/dataplane/httpmsg"
 	"aether/dataplane/reactor"
 )
 
@@ -258,195 +257,6 @@ func (e *Engine) Loops() []*Loop {
 	return append([]*Loop(nil), e.loops...)
 }
 
-// Loop is a reactor loop with what HTTP connections on it share.
-type Loop struct {
-	*reactor.Loop
-	eng *Engine
-
-	// Gauges say what the loop carries now. The loop writes them; anybody may read.
-	Gauges Gauges
-
-	asked   atomic.Bool // a question of Ask is on its way or in work
-	load    float64     // guarded by eng.mu
-	lastCPU time.Duration
-
-	crowd crowd
-	level Level // how short of memory the process is, and
-	scale int64 // hundredths of the limits of time that are in force
-
-	hops map[*Hop]struct{}
-	apps map[appKey]*appPool
-
-	nears map[*Near]struct{}
-	pairs []*pair // free
-
-	draining bool // the process is leaving: clients' connections are to end
-	shut     bool // and HTTP/2 requests of new ones are not taken any more
-
-	dates   dates
-	dateNow func() []byte // date, made once
-
-	reqHead, resHead httpmsg.Head // the head just parsed; whoever keeps it copies it
-
-	in, big, out, bigOut [][]byte // free buffers
-	streams              []*h2stream
-	late                 []*h2stream // scratch of h2conn.expire
-
-	dead   []*exchange.Exchange // to be recycled after the flush
-	deadOf []*exchange.Pool
-	deadSt []*h2stream
-	reapH2 []*h2conn
-	reap   bool
-}
-
-// Run recycles what ended in this iteration: nothing holds it any more.
-func (r *reaper) Run() {
-	l := (*Loop)(r)
-	l.reap = false
-	for i, x := range l.dead {
-		l.deadOf[i].Release(x)
-		l.dead[i], l.deadOf[i] = nil, nil
-	}
-	l.dead, l.deadOf = l.dead[:0], l.deadOf[:0]
-	for i, s := range l.deadSt {
-		l.deadSt[i] = nil
-		if len(l.streams) < l.keep(keepStreams) {
-			*s = h2stream{pend: s.pend[:0]}
-			if cap(s.pend) > keepPend {
-				s.pend = nil
-			}
-			l.streams = append(l.streams, s)
-		}
-	}
-	l.deadSt = l.deadSt[:0]
-	for i, c := range l.reapH2 {
-		l.reapH2[i] = nil
-		c.reaping = false
-		c.h2.Reap()
-		if c.closed {
-			c.h2.Idle() // a stream of it may wait for long
-		}
-		if !c.closed && !c.wblk && len(c.h2.Out()) > 0 {
-			c.mark() // window that nobody had given back
-		}
-	}
-	l.reapH2 = l.reapH2[:0]
-}
-
-type reaper Loop
-
-// Fail: there is nothing to close; what was not recycled is garbage.
-func (r *reaper) Fail(error) {
-	l := (*Loop)(r)
-	clear(l.dead)
-	clear(l.deadOf)
-	clear(l.deadSt)
-	clear(l.reapH2)
-	l.dead, l.deadOf, l.deadSt, l.reapH2 = l.dead[:0], l.deadOf[:0], l.deadSt[:0], l.reapH2[:0]
-}
-
-func (l *Loop) wantReap() {
-	if !l.reap {
-		l.reap = true
-		l.After((*reaper)(l))
-	}
-}
-
-func (l *Loop) release(p *exchange.Pool, x *exchange.Exchange) {
-	l.dead = append(l.dead, x)
-	l.deadOf = append(l.deadOf, p)
-	l.wantReap()
-}
-
-func (l *Loop) getIn() []byte {
-	if n := len(l.in); n > 0 {
-		b := l.in[n-1]
-		l.in = l.in[:n-1]
-		return b
-	}
-	return make([]byte, readBuf)
-}
-
-func (l *Loop) getBig() []byte {
-	if n := len(l.big); n > 0 {
-		b := l.big[n-1]
-		l.big = l.big[:n-1]
-		return b
-	}
-	return make([]byte, bigReadBuf)
-}
-
-func (l *Loop) putIn(b []byte) {
-	switch {
-	case len(b) == readBuf && len(l.in) < l.keep(keepBufs):
-		l.in = append(l.in, b)
-	case len(b) == bigReadBuf && len(l.big) < l.keep(keepBufs/8):
-		l.big = append(l.big, b)
-	}
-}
-
-func (l *Loop) getOut() []byte {
-	if n := len(l.out); n > 0 {
-		b := l.out[n-1]
-		l.out = l.out[:n-1]
-		return b[:0]
-	}
-	return make([]byte, 0, smallOut)
-}
-
-// room returns b with room for n more bytes. What outgrows a small buffer
-// moves to a big one of the loop's, instead of growing step by step.
-func (l *Loop) room(b []byte, n int) []byte {
-	switch need := len(b) + n; {
-	case need <= cap(b):
-		return b
-	case b == nil && need <= smallOut:
-		return l.getOut()
-	case need > bigOut:
-		return b // append makes one of its own, which is not kept
-	}
-	var big []byte
-	if k := len(l.bigOut); k > 0 {
-		big = l.bigOut[k-1][:0]
-		l.bigOut = l.bigOut[:k-1]
-	} else {
-		big = make([]byte, 0, bigOut)
-	}
-	big = append(big, b...)
-	l.putOut(b)
-	return big
-}
-
-func (l *Loop) putOut(b []byte) {
-	switch {
-	case cap(b) == bigOut:
-		if len(l.bigOut) < l.keep(keepBig) {
-			l.bigOut = append(l.bigOut, b[:0])
-		}
-	case cap(b) >= smallOut && cap(b) <= 4*smallOut && len(l.out) < l.keep(keepBufs):
-		l.out = append(l.out, b[:0])
-	}
-}
-
-// Pod is the engine's side of one pod: its home loop and its budget.
-type Pod struct {
-	Name string // for errors and the state dump
-	eng  *Engine
-	home atomic.Pointer[Loop]
-
-	shares    []*share // by loop: each is its loop's own
-	files     atomic.Int64
-	elsewhere atomic.Int64 // bytes held by what the engine does not serve
-	tight     atomic.Int32 // loops on which the pod holds too much
-	look      atomic.Bool  // they are on their way to look again
-	warned    atomic.Int64 // when the log was last told of the pod's bounds
-	mu        sync.Mutex
-	listeners map[int]*listener // by fd; guarded by mu
-	gone      bool              // guarded by mu
-	deaf      bool              // accepts no more; guarded by mu
-	conns     atomic.Int64
-}
-
 // AddPod gives a pod its home: the loop with the fewest pods.
 func (e *Engine) AddPod(name string) *Pod {
 	e.mu.Lock()
@@ -486,15 +296,6 @@ func (e *Engine) RemovePod(p *Pod) {
 	_ = e.everywhere(context.Background(), loops, func(l *Loop) { l.dropPod(p) })
 }
 
-// Owned is a source that ends with its pod: RemovePod calls its Fail.
-type Owned interface{ Owner() *Pod }
-
-func (p *Pod) removed() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.gone
-}
-
 func (l *Loop) dropPod(p *Pod) {
 	p.unlisten(l)
 	for h := range l.hops {
@@ -520,27 +321,187 @@ func (l *Loop) dropPod(p *Pod) {
 	})
 }
 
-// Home is the loop that the pod's new connections go to.
-func (p *Pod) Home() *Loop { return p.home.Load() }
+// Files is how many descriptors are accounted to all pods. Safe for concurrent use.
+func (e *Engine) Files() int64 { return e.files.Load() }
 
-// Conns is how many connections the pod has on all loops.
-func (p *Pod) Conns() int64 { return p.conns.Load() }
-
-// joined and left account a connection that the engine serves.
-func (p *Pod) joined() {
-	p.conns.Add(1)
-	p.Hold(1)
-}
-
-func (p *Pod) left() {
-	p.conns.Add(-1)
-	p.Hold(-1)
-}
-
-// podHeld is how many bytes a pod may hold on a loop.
-func (e *Engine) podHeld() int {
-	if m := e.cfg.Memory; m > 0 {
-		return int(min(podHeld, m/4))
+// Ask runs f on every loop and returns what it gave, and the loops that did not run it
+// before ctx ended: what their goroutines are stuck in is in /debug/pprof. A loop that
+// still owes an earlier answer is not asked again, so that questions do not pile up.
+// Questions are asked one after the other. f must be quick: the loop serves nobody meanwhile.
+// Not on a loop.
+func Ask[T any](ctx context.Context, e *Engine, f func(*Loop) T) (answers []T, silent []int) {
+	loops := e.Loops()
+	select {
+	case e.ask <- struct{}{}:
+		defer func() { <-e.ask }()
+	case <-ctx.Done():
+		for _, l := range loops {
+			silent = append(silent, l.ID())
+		}
+		return nil, silent
 	}
-	return podHeld
+	type answer struct {
+		loop int
+		v    T
+	}
+	ch := make(chan answer, len(loops))
+	waiting := map[int]bool{}
+	for _, l := range loops {
+		if !l.asked.CompareAndSwap(false, true) {
+			silent = append(silent, l.ID())
+			continue
+		}
+		err := l.Post(func() {
+			defer l.asked.Store(false) // should f panic
+			v := f(l)
+			l.asked.Store(false) // before Ask returns: the next question may follow at once
+			ch <- answer{l.ID(), v}
+		})
+		if err != nil { // it has ended, and carries nothing
+			l.asked.Store(false)
+			continue
+		}
+		waiting[l.ID()] = true
+	}
+	for len(waiting) > 0 {
+		select {
+		case a := <-ch:
+			delete(waiting, a.loop)
+			answers = append(answers, a.v)
+		case <-ctx.Done():
+			for id := range waiting {
+				silent = append(silent, id)
+			}
+			return answers, silent
+		}
+	}
+	return answers, silent
 }
+
+// Conns tells of up to limit connections on the loop, of pod ("shop/web-1"; "": of all),
+// and how many there are. On the loop.
+func (l *Loop) Conns(pod string, limit int) (list []ConnState, total int) {
+	l.Each(func(s reactor.Source) {
+		c, ok := s.(Shown)
+		if h, hop := s.(*h2conn); !ok || hop && h.hop {
+			return
+		}
+		p := c.Owner()
+		if pod != "" && p.Name != pod {
+			return
+		}
+		if len(list) == limit {
+			total++ // one that ends is counted too: it is still there
+			return
+		}
+		st := ConnState{Pod: p.Name, Loop: l.ID()}
+		if c.Show(&st) {
+			total++
+			list = append(list, st)
+		}
+	})
+	return list, total
+}
+
+// Drain begins the end of every client's connection, for a process that is about
+// to leave: HTTP/2 clients get GOAWAY, HTTP/1 clients "Connection: close" with
+// their next answer; requests go on, and so do connections that come later, which
+// are told the same, HTTP/2 ones after warnAfter. Serving tells how many are left.
+// There is no way back. A loop that does not run is waited for until ctx ends.
+// Safe for concurrent use.
+func (e *Engine) Drain(ctx context.Context) {
+	e.mu.Lock()
+	e.draining = true
+	loops := append([]*Loop(nil), e.loops...)
+	e.mu.Unlock()
+	_ = e.everywhere(ctx, loops, func(l *Loop) { // what is late is told when its loop runs
+		l.draining = true
+		l.Each(func(s reactor.Source) {
+			if d, ok := s.(drainer); ok {
+				d.drain()
+			}
+		})
+	})
+}
+
+// Farewell ends clients' idle connections in order and names to HTTP/2 clients the
+// last request that was taken; those whose handshake ends later are told that none is. Whoever calls it
+// ends Run soon, which cuts the rest. A loop that does not run is waited for until ctx ends. Safe for concurrent use.
+func (e *Engine) Farewell(ctx context.Context) {
+	e.mu.Lock()
+	e.shut = true
+	loops := append([]*Loop(nil), e.loops...)
+	e.mu.Unlock()
+	_ = e.everywhere(ctx, loops, func(l *Loop) { // a loop that is late ends its connections when it runs, or Run cuts them
+		l.shut = true
+		l.Each(func(s reactor.Source) {
+			if d, ok := s.(drainer); ok {
+				d.farewell()
+			}
+		})
+	})
+	_ = e.everywhere(ctx, e.Loops(), func(*Loop) {}) // the iteration that wrote it is over
+}
+
+// Serving counts what clients have under way: connections, and goroutines that
+// relay or shake hands. Where no connection is accepted meanwhile 0 means that
+// none is left. A loop that does not answer before ctx ends counts as one. Safe for
+// concurrent use.
+func (e *Engine) Serving(ctx context.Context) int {
+	// What moves from a goroutine to its loop is posted before the goroutine
+	// counts as ended, and a loop runs what is posted in order; what moves the
+	// other way is counted by the second look.
+	n := int(e.going.Load())
+	if n > 0 {
+		return n
+	}
+	var mu sync.Mutex
+	err := e.everywhere(ctx, e.Loops(), func(l *Loop) {
+		here := 0
+		l.Each(func(s reactor.Source) {
+			if d, ok := s.(drainer); ok {
+				if d.serves() {
+					here++
+				}
+				return
+			}
+			if _, ours := s.(*h1client); ours {
+				return
+			}
+			if _, ok := s.(Owned); ok { // a connection of which nobody knows yet what it is
+				here++
+			}
+		})
+		mu.Lock()
+		n += here
+		mu.Unlock()
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	if err != nil {
+		n++
+	}
+	return n + int(e.going.Load())
+}
+
+// measure takes a reading and tells the loops what changed. mu is held.
+func (e *Engine) measure() {
+	if e.cfg.Memory == 0 {
+		return
+	}
+	was := e.over.level
+	if !e.over.sample(e.cfg.Used(), uint64(e.cfg.Memory)) {
+		return
+	}
+	if e.over.level != was {
+		e.level.Store(uint32(e.over.level))
+		e.log.Warn("memory", "level", e.over.level.String(), "was", was.String(), "limit", e.cfg.Memory)
+	}
+	level, scale := e.over.level, int64(e.over.scale)
+	for _, l := range e.loops {
+		_ = l.Post(func() { l.press(level, scale) })
+	}
+}
+
+// measureEvery is how often memory is measured.
+const measureEvery = time.Second

@@ -88,24 +88,3 @@ func Shortage(err error) string {
 	}
 	return ""
 }
-
-// Hold accounts n descriptors to the pod that the engine does not serve itself:
-// connections that are sniffed, shake hands or are relayed. Whoever holds
-// gives the same number back, negative, later. Safe for concurrent use.
-func (p *Pod) Hold(n int) {
-	p.files.Add(int64(n))
-	p.eng.files.Add(int64(n))
-}
-
-// Files is how many descriptors are accounted to the pod. Safe for concurrent use.
-func (p *Pod) Files() int64 { return p.files.Load() }
-
-// Files is how many descriptors are accounted to all pods. Safe for concurrent use.
-func (e *Engine) Files() int64 { return e.files.Load() }
-
-// full reports whether the pod may have no further connection.
-func (p *Pod) full() bool {
-	e := p.eng
-	own := p.files.Load()
-	return own >= leastFiles && own >= e.budget.share(own, e.files.Load(), e.npods.Load() <= 1)
-}

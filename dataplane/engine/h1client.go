@@ -1,11 +1,11 @@
 package engine
 
 import (
-	"context"
+	"bytes"
+	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"io"
-	"math"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -486,226 +486,87 @@ func (c *h1client) Flush() {
 	c.rest()
 }
 
-// appKey names a pool of connections to one port of one pod's application, to its Unix
-// socket, or to a foreign address dialled from the pod (scope then names the connection it serves).
-type appKey struct {
-	pod   *Pod
-	addr  netip.AddrPort
-	h2    bool
-	scope *ConnInfo
-	unix  socket.Unix // in the place of addr
+// Show is Shown.
+func (c *h1client) Show(s *ConnState) bool {
+	if c.closed {
+		return false
+	}
+	c.show(s)
+	s.Role, s.Protocol, s.Requests = "application", "http1", c.requests
+	if c.pool != nil {
+		s.Destination, s.Socket = c.pool.key.addr, c.pool.h2.name
+	}
+	switch {
+	case c.connecting:
+		s.State = "connect"
+	case c.x == nil:
+		s.State = "idle"
+	case c.tunnel:
+		s.State = "tunnel"
+	case c.gotByte:
+		s.State = "response"
+	default:
+		s.State = "request"
+	}
+	if c.x != nil {
+		s.Streams = 1
+	}
+	return true
 }
 
-// SocketPool gives unconnected, non-blocking sockets made in a pod's namespace.
-type SocketPool interface {
-	// Get returns a socket at once, or ok == false.
-	Get(v6 bool) (fd int, ok bool)
-	// Request calls on, from any goroutine, with a socket or an error, soon.
-	Request(v6 bool, on func(fd int, err error))
+// ask makes the head of a request for an upgrade as the application gets it.
+// WebSocket over HTTP/2 has no key (RFC 8441 5); one is made here, and its answer judged here.
+func (c *h1client) ask(h *httpmsg.Head) *httpmsg.Head {
+	c.asks, c.accept = true, nil
+	if !isWebSocket(h.Upgrade) {
+		return h
+	}
+	if _, ok := h.Get(string(fieldWSKey)); ok {
+		return h
+	}
+	var nonce [16]byte
+	_, _ = rand.Read(nonce[:]) // never fails
+	key := base64.StdEncoding.AppendEncode(nil, nonce[:])
+	c.accept = wsAccept(key)
+	own := *h
+	own.Fields = append(slices.Clone(h.Fields), httpmsg.Field{Name: fieldWSKey, Value: key})
+	if _, ok := h.Get(string(fieldWSVersion)); !ok {
+		own.Fields = append(own.Fields, httpmsg.Field{Name: fieldWSVersion, Value: wsVersion})
+	}
+	return &own
 }
 
-// Sockets makes sockets in a pod's network namespace, marked so that capture
-// leaves what is dialled with them alone.
-type Sockets interface {
-	SocketPool
-	// Connect connects from the pod's namespace until ctx ends.
-	Connect(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error)
-}
-
-// appPool is owned by a loop.
-type appPool struct {
-	l       *Loop
-	key     appKey
-	socks   SocketPool // nil: of a Unix socket
-	idle    []*h1client
-	h2      sessions
-	hasty   bool // the application closes connections right behind its answers, without a word
-	waiting bool // h2: a socket is being made
-	n       int
-	dials   int // connections to a Unix socket that are being made
-	dead    bool
-}
-
-// Send sends x to addr from the pod's namespace: to an application, or, with a
-// scope, to a foreign server for that downstream connection alone.
-func (l *Loop) Send(x *exchange.Exchange, pod *Pod, socks SocketPool, addr netip.AddrPort, h2 bool, scope *ConnInfo) {
-	k := appKey{pod: pod, addr: addr, h2: h2, scope: scope}
-	p := l.apps[k]
-	if p == nil {
-		p = &appPool{l: l, key: k, socks: socks}
-		p.h2 = sessions{l: l, more: p.dialMoreH2, check: func() {}}
-		l.apps[k] = p
+// switched judges a 101, and opens the tunnel; or gives what is wrong with it.
+func (c *h1client) switched(h *httpmsg.Head) error {
+	if !c.asks || !bytes.EqualFold(h.Upgrade, c.x.Req.Upgrade) {
+		return strangeSwitch
 	}
-	p.send(x)
-}
-
-// DropScope closes what Send opened for a downstream connection.
-func (l *Loop) DropScope(scope *ConnInfo, addr netip.AddrPort, h2 bool) {
-	k := appKey{pod: scope.Pod, addr: addr, h2: h2, scope: scope}
-	if p := l.apps[k]; p != nil {
-		p.close()
-		delete(l.apps, k)
-	}
-}
-
-func (p *appPool) send(x *exchange.Exchange) {
-	if p.key.h2 {
-		p.h2.send(x)
-		return
-	}
-	if c := p.reuse(x); c != nil {
-		c.take(x)
-		return
-	}
-	if p.local() {
-		p.dialLocal(x)
-		return
-	}
-	v6 := p.key.addr.Addr().Unmap().Is6()
-	if fd, ok := p.socks.Get(v6); ok {
-		p.dial(x, fd)
-		return
-	}
-	x.Park()
-	w := waiter{x, x.Gen}
-	p.socks.Request(v6, func(fd int, err error) {
-		if perr := p.l.Post(func() { p.made(w, fd, err) }); perr != nil && err == nil {
-			unix.Close(fd)
+	if c.accept != nil {
+		if v, _ := h.Get(string(fieldWSAccept)); !bytes.Equal(v, c.accept) {
+			return badAccept
 		}
-	})
-}
-
-// reuse takes a connection for x out of the idle ones; nil: there is none.
-func (p *appPool) reuse(x *exchange.Exchange) *h1client {
-	for n := len(p.idle); n > 0; n = len(p.idle) {
-		i := n - 1 // the one used last: the likeliest to be alive
-		if p.hasty && !x.Idempotent() {
-			// Its end may be on the way, and only a request that may be done twice can be sent again
-			// whatever the application had of it. Others get one that has been left open for a while.
-			if i = 0; p.l.Now()-p.idle[0].active < hastyTime {
-				return nil
-			}
-		}
-		c := p.idle[i]
-		p.idle = slices.Delete(p.idle, i, i+1)
-		c.idle = false
-		if c.fresh() {
-			return c
-		}
-		c.hasty()
-		c.gone(exchange.NoError)
+		h.Del(string(fieldWSAccept))
 	}
+	h.Upgrade = c.x.Req.Upgrade
+	c.startTunnel()
+	c.inBody, c.resF, c.noReuse = true, http1.ToClose, true
 	return nil
 }
 
-// made takes the socket that was made for w, or why there is none.
-func (p *appPool) made(w waiter, fd int, err error) {
-	alive := w.alive()
-	switch {
-	case err != nil:
-		if alive {
-			w.x.Cause = err
-			w.x.ResponseGone(exchange.Connect)
-		}
-	case !alive || p.dead:
-		unix.Close(fd)
-		if alive {
-			w.x.ResponseGone(exchange.Connect)
-		}
-	default:
-		p.dial(w.x, fd)
-	}
+// appEnded: the application has ended its side of the tunnel.
+func (c *h1client) appEnded() {
+	c.inEnded()
+	c.x.ResponseData(nil, true)
+	c.tunnelEnded()
 }
 
-func (p *appPool) dial(x *exchange.Exchange, fd int) {
-	c, err := p.l.dialHTTP1(p.key.pod, fd, p.key.addr, p)
-	if err != nil {
-		x.Cause = err
-		x.ResponseGone(exchange.Connect)
+// tunnelEnded closes once both sides have ended and all has been sent.
+func (c *h1client) tunnelEnded() {
+	if c.closed || !c.inEnd || !c.outEnd {
 		return
 	}
-	p.n++
-	c.take(x)
-}
-
-// dialMoreH2 connects to an HTTP/2 application once more, if it may, and gives
-// those that wait to the connection.
-func (p *appPool) dialMoreH2() {
-	if p.waiting || p.dead || len(p.h2.conns) >= maxAppH2 {
-		return
-	}
-	p.waiting = true
-	if p.local() {
-		p.dialLocalH2()
-		return
-	}
-	if fd, ok := p.socks.Get(p.key.addr.Addr().Unmap().Is6()); ok {
-		p.dialH2(fd, nil)
-		return
-	}
-	p.socks.Request(p.key.addr.Addr().Unmap().Is6(), func(fd int, err error) {
-		if perr := p.l.Post(func() { p.dialH2(fd, err) }); perr != nil && err == nil {
-			unix.Close(fd)
-		}
-	})
-}
-
-// dialH2 goes on with a socket, or without.
-func (p *appPool) dialH2(fd int, err error) {
-	p.waiting = false
-	if p.dead {
-		if err == nil {
-			unix.Close(fd)
-		}
-		return
-	}
-	if err == nil {
-		var c *h2conn
-		if c, err = p.l.dialH2(p.key.pod, fd, p.key.addr, &p.h2, p.local()); err == nil {
-			c.retireAt = math.MaxInt64
-			p.h2.conns = append(p.h2.conns, c)
-			p.h2.wake()
-			return
-		}
-	}
-	p.h2.fail(err, exchange.Connect)
-	p.check()
-}
-
-func (p *appPool) put(c *h1client) {
-	if p.dead || len(p.idle) >= maxIdleApp {
-		c.gone(exchange.NoError)
-		return
-	}
-	c.idle = true
-	p.idle = append(p.idle, c)
-}
-
-// lost forgets a connection that ended.
-func (p *appPool) lost(c *h1client) {
-	p.n--
-	defer p.check()
-	if !c.idle {
-		return
-	}
-	for i, o := range p.idle {
-		if o == c {
-			last := len(p.idle) - 1
-			copy(p.idle[i:], p.idle[i+1:])
-			p.idle[last] = nil
-			p.idle = p.idle[:last]
-			return
-		}
-	}
-}
-
-func (p *appPool) close() {
-	p.dead = true
-	idle := p.idle
-	p.idle = nil
-	for _, c := range idle {
-		c.idle = false
-		c.gone(exchange.NoError)
-	}
-	p.h2.close(errPodGone, exchange.Closed)
+	c.x = nil
+	c.active = c.l.Now()
+	c.arm() // should what is left not get out
+	c.mark()
 }

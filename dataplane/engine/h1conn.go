@@ -253,3 +253,31 @@ func (c *h1conn) dropBuffers() {
 	c.l.putOut(c.out)
 	c.out = nil
 }
+
+// startTunnel turns both directions of an HTTP/1 connection into bytes. Its timer
+// rests until both have ended.
+func (c *h1conn) startTunnel() {
+	c.tunnel, c.stalled, c.starved = true, false, false
+	c.outF = http1.None
+	c.body.Start(http1.ToClose, 0)
+	c.l.Disarm(&c.timer)
+}
+
+// inEnded notes that a tunnel's peer has ended its side: there is nothing to read any more.
+func (c *h1conn) inEnded() {
+	c.ready, c.fin, c.more = false, false, false
+	c.inEnd = true
+	c.rest()
+}
+
+// endOut ends our side of a tunnel once all of it has been sent.
+func (c *h1conn) endOut() error {
+	if !c.outEnd || c.outSaid || c.wblk || len(c.out) > 0 {
+		return nil
+	}
+	c.outSaid = true
+	return c.halfClose()
+}
+
+// chunkExtra is room for a chunk's framing.
+const chunkExtra = 32

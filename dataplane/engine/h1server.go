@@ -100,9 +100,6 @@ type h1server struct {
 	requests uint64
 }
 
-// chunkExtra is room for a chunk's framing.
-const chunkExtra = 32
-
 const (
 	stHead uint8 = iota
 	stBody
@@ -757,4 +754,82 @@ func (c *h1server) close(abort bool) {
 	if c.info.OnClose != nil {
 		c.info.OnClose(c.info)
 	}
+}
+
+// serves is drainer.
+func (c *h1server) serves() bool { return true }
+
+// drain is drainer. An idle connection stays: a request may be on its way, and
+// HTTP/1 has no word to call it back. The next answer says that it is the last
+// (WriteHead, RFC 9112 9.6).
+func (c *h1server) drain() {}
+
+// farewell is drainer: an idle connection ends in order. One on which something has come
+// meanwhile is not idle: its next answer is its last.
+func (c *h1server) farewell() {
+	if c.x == nil && c.r == c.w && len(c.out) == 0 && !c.readable() && c.l.Pending(c.fd)&reactor.Readable == 0 {
+		c.drop(false, exchange.NoError)
+	}
+}
+
+// lastAnswer: the process is leaving, or the client has ended its side, and no pipelined request
+// waits that could be answered on this connection.
+func (c *h1server) lastAnswer() bool { return (c.l.draining || c.half) && c.r == c.w }
+
+// Show is Shown.
+func (c *h1server) Show(s *ConnState) bool {
+	if c.closed {
+		return false
+	}
+	c.show(s)
+	s.Protocol, s.Client, s.Requests = "http1", PeerAddr(c.fd), c.requests
+	switch {
+	case c.state == stLinger:
+		s.State = "linger"
+	case c.x != nil && c.tunnel:
+		s.State = "tunnel"
+	case c.x != nil && !c.reqDone:
+		s.State = "request"
+	case c.x != nil:
+		s.State = "response"
+	case c.r < c.w:
+		s.State = "head"
+	default:
+		s.State = "idle"
+	}
+	if c.x != nil {
+		s.Streams = 1
+	}
+	if d, ok := c.info.User.(Describer); ok {
+		d.Describe(s)
+	}
+	return true
+}
+
+// granted: the answer 101 goes to the client.
+func (c *h1server) granted() {
+	c.startTunnel()
+	c.state, c.reqDone, c.last = stBody, false, true
+}
+
+// clientEnded: the client has ended its side of the tunnel.
+func (c *h1server) clientEnded() {
+	c.inEnded()
+	c.state, c.reqDone = stWait, true
+	c.x.RequestData(nil, true)
+	c.tunnelEnded()
+}
+
+// tunnelEnded closes once both sides have ended.
+func (c *h1server) tunnelEnded() {
+	if c.closed || !c.inEnd || !c.outEnd {
+		return
+	}
+	if x := c.x; x != nil {
+		c.x = nil
+		c.l.release(c.info.Pool, x)
+	}
+	c.closing = true
+	c.l.Arm(&c.timer, c, idleDown) // should what is left not get out
+	c.mark()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -1319,4 +1320,189 @@ func (st *h2stream) Drain() {
 		st.drained = true
 		st.c.drains++
 	}
+}
+
+// serves is drainer.
+func (c *h2conn) serves() bool { return !c.client }
+
+// drain is drainer: the two GOAWAYs of RFC 9113 6.8, of which the second follows
+// when the client has answered the PING between them, but not before settleTime. One
+// that does not answer is not waited for once it has no stream.
+func (c *h2conn) drain() {
+	if c.client || c.closed || c.closing {
+		return
+	}
+	c.h2.Shutdown(http2.NoError)
+	c.closing = true
+	c.warned = c.l.Now()
+	c.active = c.warned // from here on it has pingWait
+	c.l.Arm(&c.timer, c, pingWait)
+	c.l.Arm(&c.life, (*parting)(c), settleTime)
+	c.mark()
+}
+
+// settle names the last stream that is taken, once that is due.
+func (c *h2conn) settle() {
+	if !c.closed && c.h2.Warned() && c.l.Now()-c.warned >= settleTime {
+		c.h2.Shutdown(http2.NoError)
+		c.mark()
+	}
+}
+
+// parting is a client's connection as the task of its timer: it came while the process drains
+// and is to be told, or was told and its last stream is to be named.
+type parting h2conn
+
+// Run is reactor.Task.
+func (v *parting) Run() {
+	c := (*h2conn)(v)
+	c.drain()
+	c.settle()
+}
+
+// Fail is reactor.Task.
+func (v *parting) Fail(cause error) { (*h2conn)(v).Fail(cause) }
+
+// farewell is drainer: the last stream that was taken is named, so that the client knows
+// which of its requests it may send anew.
+func (c *h2conn) farewell() {
+	if c.client || c.closed {
+		return
+	}
+	c.h2.Shutdown(http2.NoError)
+	c.h2.Shutdown(http2.NoError)
+	c.closing = true
+	c.mark()
+}
+
+// Show is Shown. Hop sessions are shown by Hop.Sessions.
+func (c *h2conn) Show(s *ConnState) bool {
+	if c.closed || c.hop {
+		return false
+	}
+	c.show(s)
+	s.Protocol, s.Requests, s.Streams = "h2", c.requests, c.h2.Streams()
+	switch {
+	case c.connecting:
+		s.State = "connect"
+	case c.closing || c.goaway:
+		s.State = "drain"
+	case s.Streams > 0:
+		s.State = "stream"
+	default:
+		s.State = "idle"
+	}
+	if c.client {
+		if s.Role = "application"; c.in != nil && c.in.name != "" {
+			s.Socket = c.in.name
+		} else {
+			s.Destination = PeerAddr(c.fd)
+		}
+		return true
+	}
+	s.Client = PeerAddr(c.fd)
+	if d, ok := c.info.User.(Describer); ok {
+		d.Describe(s)
+	}
+	return true
+}
+
+// ErrSilent: the peer of a session answers nothing any more, not even PING.
+var ErrSilent = errors.New("engine: the peer of the session answers nothing any more, not even PING")
+
+// ErrTardy: the peer began a frame, or a header block, of HTTP/2, or a TLS record under it, and did not end it in time.
+var ErrTardy = errors.New("engine: the peer began an HTTP/2 frame, header block or TLS record and did not end it in time")
+
+// ended reports whether the peer has ended the session, of which the loop will be told.
+func (c *h2conn) ended() bool {
+	const ends = reactor.PeerEnd | reactor.Hangup | reactor.Error
+	return c.fin || c.l.Pending(c.fd)&ends != 0
+}
+
+// connectHead makes the head of a request for a tunnel as it is sent over
+// HTTP/2: the method stands in no field of it, for it is always GET. An application that speaks
+// HTTP/2 gets no key (RFC 8441 5); between proxies it passes.
+func (st *h2stream) connectHead(h *httpmsg.Head) *httpmsg.Head {
+	st.asks = true
+	own := *h
+	own.Method = methodCONNECT
+	if !st.c.hop {
+		own.Fields = slices.Clone(h.Fields)
+		own.Del(string(fieldWSKey))
+	}
+	return &own
+}
+
+// connectAnswer reads the answer to connectHead: 2xx grants the tunnel, which is 101 to the exchange.
+func (st *h2stream) connectAnswer(h *httpmsg.Head, end bool) {
+	req := &st.x.Req
+	switch {
+	case h.Status >= 200 && h.Status < 300:
+		h.Status, h.Upgrade = 101, req.Upgrade
+		h.Del("content-length") // means nothing (RFC 9110 9.3.6)
+		if key, ok := req.Get(string(fieldWSKey)); ok && !st.c.hop && isWebSocket(req.Upgrade) {
+			h.Set(fieldWSAccept, wsAccept(key))
+		}
+		st.open()
+	case h.Status >= 300:
+		st.asks = false
+		v, ok := h.Get(declined)
+		if !ok || !st.c.hop || h.Status != 502 {
+			return
+		}
+		if n, err := strconv.Atoi(string(v)); err == nil && n >= 200 && n < 300 && (n != 204 || end) {
+			h.Status = n // a 204 with a body would break the client's framing
+		}
+		h.Del(declined)
+	}
+}
+
+// grantHead makes the head of an answer to an extended CONNECT.
+func (st *h2stream) grantHead(h *httpmsg.Head) *httpmsg.Head {
+	if h.Status < 200 && h.Status != 101 {
+		return h
+	}
+	own := *h
+	own.Upgrade = nil
+	switch {
+	case h.Status == 101:
+		own.Status = 200
+		st.open()
+	case h.Status < 300:
+		own.Fields = slices.Clone(h.Fields)
+		own.Set(fieldDeclined, strconv.AppendInt(nil, int64(h.Status), 10))
+		own.Status = 502
+	default:
+		own.Fields = slices.Clone(h.Fields)
+		own.Del(declined) // the application's own means nothing
+	}
+	st.asks = false
+	return &own
+}
+
+// open: the stream is a tunnel from here on.
+func (st *h2stream) open() {
+	st.asks, st.tunnel = false, true
+	st.c.tunnels++
+}
+
+// extended takes the head of an extended CONNECT for what it asks; false: it was answered here.
+func (c *h2conn) extended(s *http2.Stream, h *httpmsg.Head, end bool) bool {
+	if h.Upgrade = exchange.TunnelProtocol(h.Upgrade); h.Upgrade == nil {
+		answer := httpmsg.Head{Status: 501}
+		c.l.dated(&answer)
+		s.WriteHead(&answer, true) // further HTTP, or TLS: there is no ordinary request to fall back to
+		if !end {
+			s.Reset(http2.NoError)
+		}
+		if c.info.OnRefused != nil {
+			c.info.OnRefused(c.info, 501, strangeTunnel)
+		}
+		return false
+	}
+	h.Method = methodGET
+	if !end {
+		h.Length = httpmsg.Unknown
+	}
+	return true
 }

@@ -2,8 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -13,16 +11,6 @@ import (
 	"aether/dataplane/reactor"
 	"aether/mtls/record"
 )
-
-// ErrHopFull: too many requests wait for a session to one destination, or for a
-// connection of an HTTP/2 application.
-var ErrHopFull = errors.New("engine: too many requests wait for a session to this destination")
-
-// ErrSilent: the peer of a session answers nothing any more, not even PING.
-var ErrSilent = errors.New("engine: the peer of the session answers nothing any more, not even PING")
-
-// ErrTardy: the peer began a frame, or a header block, of HTTP/2, or a TLS record under it, and did not end it in time.
-var ErrTardy = errors.New("engine: the peer began an HTTP/2 frame, header block or TLS record and did not end it in time")
 
 // DialHop makes one session: a connected socket whose handshake is done, out
 // of the Go poller, and its record layer. It runs in its own goroutine and
@@ -43,29 +31,6 @@ type Hop struct {
 	leaving error         // why it takes no more requests; nil: it does
 }
 
-// sessions are the HTTP/2 connections to one destination, and the requests
-// that wait for one of them: each takes as many streams at once as its peer allows.
-type sessions struct {
-	l       *Loop
-	conns   []*h2conn // take new requests
-	old     []*h2conn // take none any more, by age or GOAWAY; their streams go on
-	waiters []waiter
-	more    func() // makes a further connection, if there may be one
-	check   func() // one has ended: perhaps nothing is left
-	closed  bool
-	bare    int    // connections in a row that ended, or were sent away, without a request
-	pause   int64  // a hop: no dial before this time
-	name    string // of the Unix socket that they are to; empty: an address
-}
-
-// waiter is a request that waits for a session. Its exchange may end meanwhile, or wait elsewhere.
-type waiter struct {
-	x   *exchange.Exchange
-	gen uint32
-}
-
-func (w waiter) alive() bool { return w.x.Gen == w.gen && !w.x.Over() && !w.x.Answered() }
-
 // NewHop makes a hop without a session. empty is called whenever the last session is gone.
 func (l *Loop) NewHop(pod *Pod, dial DialHop, empty func()) *Hop {
 	h := &Hop{pod: pod, dial: dial, empty: empty}
@@ -82,135 +47,6 @@ func (h *Hop) Send(x *exchange.Exchange) {
 		return
 	}
 	h.send(x)
-}
-
-func (s *sessions) send(x *exchange.Exchange) {
-	if len(s.waiters) == 0 { // else they come first
-		if c := s.room(x.Req.Upgrade != nil); c != nil {
-			c.request(x)
-			return
-		}
-	}
-	if len(s.waiters) >= maxWaiters { // some may wait no more
-		s.waiters = slices.DeleteFunc(s.waiters, func(w waiter) bool { return !w.alive() })
-	}
-	if s.closed || len(s.waiters) >= maxWaiters {
-		x.Cause = ErrHopFull
-		x.ResponseGone(exchange.Refused)
-		return
-	}
-	x.Park()
-	s.waiters = append(s.waiters, waiter{x, x.Gen})
-	s.wake()
-}
-
-// room returns a session that takes a request now. A new one takes a single
-// request until it has said how many it takes: what it refused would have been sent for nothing.
-// tunnel: the request needs to know what the peer allows, and so waits for its SETTINGS.
-func (s *sessions) room(tunnel bool) *h2conn {
-	for i := 0; i < len(s.conns); {
-		c := s.conns[i]
-		if c.retireAt < s.l.Now() {
-			c.goaway = true // a fresh session shows a fresh certificate
-			c.mark()
-			s.aside(c)
-			continue
-		}
-		if !c.goaway && !c.closed && !c.ended() && c.h2.Available() > 0 && (c.h2.Settled() || c.h2.Streams() == 0 && !tunnel) {
-			return c
-		}
-		i++
-	}
-	return nil
-}
-
-// ended reports whether the peer has ended the session, of which the loop will be told.
-func (c *h2conn) ended() bool {
-	const ends = reactor.PeerEnd | reactor.Hangup | reactor.Error
-	return c.fin || c.l.Pending(c.fd)&ends != 0
-}
-
-// unsettled reports whether a session may have room as soon as its peer says so.
-func (s *sessions) unsettled() bool {
-	return slices.ContainsFunc(s.conns, func(c *h2conn) bool { return !c.h2.Settled() && !c.goaway && !c.closed })
-}
-
-// aside takes c out of use, so that it is in no other session's way.
-func (s *sessions) aside(c *h2conn) {
-	if i := slices.Index(s.conns, c); i >= 0 {
-		s.conns = slices.Delete(s.conns, i, i+1)
-		s.old = append(s.old, c)
-		if c.requests > 0 {
-			s.bare = 0
-			return
-		}
-		d := min(leastPause<<min(s.bare, 10), mostPause)
-		s.bare++
-		s.pause = s.l.Now() + d/2 + rand.Int64N(d/2+1)
-	}
-}
-
-// wake gives waiting requests to sessions that have room again.
-func (s *sessions) wake() {
-	for len(s.waiters) > 0 {
-		w := s.waiters[0]
-		if w.alive() {
-			c := s.room(w.x.Req.Upgrade != nil)
-			if c == nil {
-				if !s.unsettled() {
-					s.more()
-				}
-				return
-			}
-			s.waiters = s.waiters[1:]
-			c.request(w.x)
-			continue
-		}
-		s.waiters = s.waiters[1:]
-	}
-	s.waiters = nil
-}
-
-// fail tells those that wait now: one that comes again waits anew.
-func (s *sessions) fail(cause error, code exchange.Code) {
-	for n := len(s.waiters); n > 0 && len(s.waiters) > 0; n-- {
-		w := s.waiters[0]
-		s.waiters = s.waiters[1:]
-		if w.alive() {
-			w.x.Cause = cause
-			w.x.ResponseGone(code)
-		}
-	}
-}
-
-// retire takes a session out of use; its streams go on.
-func (s *sessions) retire(c *h2conn) {
-	s.aside(c)
-	s.wake()
-	s.check()
-}
-
-// lost forgets a session that ends.
-func (s *sessions) lost(c *h2conn, code exchange.Code) {
-	s.aside(c)
-	if i := slices.Index(s.old, c); i >= 0 {
-		s.old = slices.Delete(s.old, i, i+1)
-	}
-	if code == exchange.Connect || !s.closed && !c.h2.Settled() { // the next would fail alike
-		s.fail(c.cause, exchange.Connect)
-	}
-	s.wake()
-	s.check()
-}
-
-// close ends all sessions at once.
-func (s *sessions) close(cause error, code exchange.Code) {
-	s.closed = true
-	s.fail(cause, code)
-	for _, c := range slices.Concat(s.conns, s.old) {
-		c.cause = cause
-		c.end(code)
-	}
 }
 
 // dialMore dials a further session if the key may have one.
@@ -351,3 +187,98 @@ func (v *leave) Run() { (*Hop)(v).Close((*Hop)(v).leaving) }
 
 // Fail is reactor.Task.
 func (v *leave) Fail(error) { v.Run() }
+
+// Sessions calls f with the hop's sessions, and with one that is being dialled; wall is
+// the time of day. On the loop.
+func (h *Hop) Sessions(wall time.Time, f func(SessionState)) {
+	now := h.l.Now()
+	base := SessionState{Pod: h.pod.Name, Loop: h.l.ID(), Waiting: len(h.waiters)}
+	tell := func(c *h2conn, state string) {
+		s := base
+		s.State, s.Streams, s.Requests = state, c.h2.Streams(), c.requests
+		s.AgeMS, s.IdleMS = (now-c.born)/1e6, (now-c.active)/1e6
+		s.BytesIn, s.BytesOut = c.rx, c.tx
+		s.Until = wall.Add(c.bond.Left()).UTC().Truncate(time.Second)
+		f(s)
+	}
+	for _, c := range h.conns {
+		switch {
+		case c.goaway || c.retireAt < now:
+			tell(c, "drain")
+		case c.h2.Available() == 0:
+			tell(c, "full")
+		default:
+			tell(c, "ready")
+		}
+	}
+	for _, c := range h.old {
+		tell(c, "drain")
+	}
+	if h.dialing {
+		s := base
+		s.State = "connect"
+		f(s)
+	}
+}
+
+// HopGroup bounds the sessions of hops to one endpoint, on one loop. Its methods run there.
+type HopGroup struct {
+	Max  int // sessions of all hops together; a hop's first one is always made
+	hops []*Hop
+}
+
+// Join makes h, which has no session yet, one of g's hops until h is closed or empty.
+func (h *Hop) Join(g *HopGroup) {
+	h.group = g
+	g.hops = append(g.hops, h)
+}
+
+// Open counts the hop's sessions, those that take no new requests too, and not one
+// that is being made.
+func (h *Hop) Open() int { return len(h.conns) + len(h.old) }
+
+// Empty reports whether no hop is left.
+func (g *HopGroup) Empty() bool { return len(g.hops) == 0 }
+
+// mayDial reports whether h may have one more session.
+func (h *Hop) mayDial() bool {
+	if len(h.conns) >= maxSessions {
+		return false
+	}
+	if h.group == nil || len(h.conns) == 0 {
+		return true
+	}
+	n := 0
+	for _, o := range h.group.hops {
+		if n += o.Open(); o.dialing {
+			n++
+		}
+	}
+	return n < h.group.Max
+}
+
+func (h *Hop) leaveGroup() {
+	if g := h.group; g != nil {
+		h.group = nil
+		g.hops = slices.DeleteFunc(g.hops, func(o *Hop) bool { return o == h })
+	}
+}
+
+// shut ends all sessions at once; waiting is what requests are told that wait for one.
+func (h *Hop) shut(cause error, waiting exchange.Code) {
+	if h.closed {
+		return
+	}
+	delete(h.l.hops, h)
+	h.l.Disarm(&h.again)
+	h.leaveGroup()
+	if h.cancel != nil {
+		h.cancel()
+	}
+	h.closed = true
+	h.fail(cause, waiting)
+	h.close(cause, exchange.Closed)
+	if h.empty != nil {
+		h.empty()
+	}
+}

@@ -1,8 +1,8 @@
 package engine
 
 import (
+	"context"
 	"fmt"
-	"net"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -199,21 +199,49 @@ func (ln *listener) Run() {
 // Fail is reactor.Source. The descriptor is its owner's.
 func (ln *listener) Fail(error) { ln.l.Forget(ln.fd) }
 
-// HandOff takes a registered socket off the loop for a goroutine to use.
-func (l *Loop) HandOff(fd int) (*net.TCPConn, error) {
-	if err := l.Detach(fd); err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	return socket.MakeConn(fd)
+// StopListening takes the pod's listening sockets off their loops; the pod's
+// connections stay. What waits to be accepted is accepted first if nobody else has the sockets
+// (last), else it stays in them for whoever has. When it returns nil the loops have let go
+// of the descriptors, which are the caller's to close; a loop that does not run is waited for
+// until ctx ends. There is no way back.
+func (p *Pod) StopListening(ctx context.Context, last bool) error {
+	p.mu.Lock()
+	p.deaf = true
+	p.mu.Unlock()
+	return p.eng.everywhere(ctx, p.eng.Loops(), func(l *Loop) {
+		if last {
+			p.acceptRest(l)
+		}
+		p.unlisten(l)
+	})
 }
 
-// Go runs f in a goroutine that Run waits for. It is for what a client has under
-// way: Serving counts it.
-func (l *Loop) Go(f func()) {
-	l.eng.going.Add(1)
-	l.eng.wg.Go(func() {
-		defer l.eng.going.Add(-1)
-		f()
-	})
+// acceptRest accepts what waits in the pod's listening sockets on l, which nobody would answer
+// once they are closed.
+func (p *Pod) acceptRest(l *Loop) {
+	p.mu.Lock()
+	var here []*listener
+	for _, ln := range p.listeners {
+		if ln.l == l {
+			here = append(here, ln)
+		}
+	}
+	p.mu.Unlock()
+	for _, ln := range here {
+		for n := 0; n < restRounds && !ln.paused && ln.take(); n++ {
+		}
+	}
+}
+
+// unlisten takes the pod's listeners off l.
+func (p *Pod) unlisten(l *Loop) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for fd, ln := range p.listeners {
+		if ln.l == l {
+			l.Disarm(&ln.timer) // else a pause ends with a descriptor that may be another's by then
+			_ = l.Detach(fd)
+			delete(p.listeners, fd)
+		}
+	}
 }

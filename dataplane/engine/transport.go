@@ -372,3 +372,19 @@ func sysWrite(fd int, p []byte) (int, syscall.Errno) {
 		}
 	}
 }
+
+func (t *transport) show(s *ConnState) {
+	now := t.l.Now()
+	s.AgeMS, s.IdleMS = (now-t.born)/1e6, (now-t.active)/1e6
+	s.BytesIn, s.BytesOut = t.rx, t.tx
+}
+
+// halfClose ends our side of the connection; the peer's goes on.
+func (t *transport) halfClose() error {
+	if t.rec == nil {
+		return unix.Shutdown(t.fd, unix.SHUT_WR)
+	}
+	t.sealed = t.rec.CloseNotify(t.l.room(t.sealed, 64))
+	_, err := t.write(nil)
+	return err
+}

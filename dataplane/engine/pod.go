@@ -3,7 +3,79 @@ package engine
 import (
 	"aether/dataplane/exchange"
 	"aether/dataplane/reactor"
+	"sync"
+	"sync/atomic"
 )
+
+// Pod is the engine's side of one pod: its home loop and its budget.
+type Pod struct {
+	Name string // for errors and the state dump
+	eng  *Engine
+	home atomic.Pointer[Loop]
+
+	shares    []*share // by loop: each is its loop's own
+	files     atomic.Int64
+	elsewhere atomic.Int64 // bytes held by what the engine does not serve
+	tight     atomic.Int32 // loops on which the pod holds too much
+	look      atomic.Bool  // they are on their way to look again
+	warned    atomic.Int64 // when the log was last told of the pod's bounds
+	mu        sync.Mutex
+	listeners map[int]*listener // by fd; guarded by mu
+	gone      bool              // guarded by mu
+	deaf      bool              // accepts no more; guarded by mu
+	conns     atomic.Int64
+}
+
+// Owned is a source that ends with its pod: RemovePod calls its Fail.
+type Owned interface{ Owner() *Pod }
+
+// Shown is a source that is a connection. Show fills in all but Loop and the
+// pod, on the loop. A source that is no connection, or none any more, answers false.
+type Shown interface {
+	Owned
+	Show(*ConnState) bool
+}
+
+// Home is the loop that the pod's new connections go to.
+func (p *Pod) Home() *Loop { return p.home.Load() }
+
+// Conns is how many connections the pod has on all loops.
+func (p *Pod) Conns() int64 { return p.conns.Load() }
+
+// joined and left account a connection that the engine serves.
+func (p *Pod) joined() {
+	p.conns.Add(1)
+	p.Hold(1)
+}
+
+func (p *Pod) left() {
+	p.conns.Add(-1)
+	p.Hold(-1)
+}
+
+func (p *Pod) removed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.gone
+}
+
+// Hold accounts n descriptors to the pod that the engine does not serve itself:
+// connections that are sniffed, shake hands or are relayed. Whoever holds
+// gives the same number back, negative, later. Safe for concurrent use.
+func (p *Pod) Hold(n int) {
+	p.files.Add(int64(n))
+	p.eng.files.Add(int64(n))
+}
+
+// Files is how many descriptors are accounted to the pod. Safe for concurrent use.
+func (p *Pod) Files() int64 { return p.files.Load() }
+
+// full reports whether the pod may have no further connection.
+func (p *Pod) full() bool {
+	e := p.eng
+	own := p.files.Load()
+	return own >= leastFiles && own >= e.budget.share(own, e.files.Load(), e.npods.Load() <= 1)
+}
 
 // What a pod may do in one iteration of a loop. Pods that have work put off divide it
 // among them, down to the least of each, so that an iteration does not grow with
@@ -60,13 +132,6 @@ type share struct {
 type heldUp interface {
 	reactor.Task
 	over() bool
-}
-
-// crowd counts the pods that had work put off, on a loop.
-type crowd struct {
-	iter uint64 // the iteration that now is about
-	now  int
-	next int // of the next iteration
 }
 
 // fresh begins an iteration's account when there is a new one.
