@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -53,15 +52,52 @@ type appPool struct {
 	dead    bool
 }
 
+// appPools are those of a loop.
+type appPools map[appKey]*appPool
+
+func (l *Loop) appPools() appPools {
+	m, ok := l.kept[keptApps].(appPools)
+	if !ok {
+		m = appPools{}
+		l.kept[keptApps] = m
+	}
+	return m
+}
+
+func (appPools) shrink() {}
+
+// enter makes the pool one of its loop's, leave takes it away.
+func (p *appPool) enter() {
+	p.l.appPools()[p.key] = p
+	p.key.pod.share(p.l).resources[p] = struct{}{}
+}
+
+func (p *appPool) leave() {
+	delete(p.l.appPools(), p.key)
+	delete(p.key.pod.share(p.l).resources, p)
+}
+
+// podGone is resource.
+func (p *appPool) podGone() {
+	p.close()
+	p.leave()
+}
+
+// isHasty is h1Owner.
+func (p *appPool) isHasty() bool { return p.hasty }
+
+// setHasty is h1Owner.
+func (p *appPool) setHasty(is bool) { p.hasty = is }
+
 // Send sends x to addr from the pod's namespace: to an application, or, with a
 // scope, to a foreign server for that downstream connection alone.
 func (l *Loop) Send(x *exchange.Exchange, pod *Pod, socks SocketPool, addr netip.AddrPort, h2 bool, scope *ConnInfo) {
 	k := appKey{pod: pod, addr: addr, h2: h2, scope: scope}
-	p := l.apps[k]
+	p := l.appPools()[k]
 	if p == nil {
 		p = &appPool{l: l, key: k, socks: socks}
 		p.h2 = sessions{l: l, more: p.dialMoreH2, check: func() {}}
-		l.apps[k] = p
+		p.enter()
 	}
 	p.send(x)
 }
@@ -69,9 +105,9 @@ func (l *Loop) Send(x *exchange.Exchange, pod *Pod, socks SocketPool, addr netip
 // DropScope closes what Send opened for a downstream connection.
 func (l *Loop) DropScope(scope *ConnInfo, addr netip.AddrPort, h2 bool) {
 	k := appKey{pod: scope.Pod, addr: addr, h2: h2, scope: scope}
-	if p := l.apps[k]; p != nil {
+	if p := l.appPools()[k]; p != nil {
 		p.close()
-		delete(l.apps, k)
+		p.leave()
 	}
 }
 
@@ -145,7 +181,7 @@ func (p *appPool) made(w waiter, fd int, err error) {
 }
 
 func (p *appPool) dial(x *exchange.Exchange, fd int) {
-	c, err := p.l.dialHTTP1(p.key.pod, fd, p.key.addr, p)
+	c, err := p.l.dialHTTP1(p.key.pod, fd, p.key.addr, p.h2.name, p)
 	if err != nil {
 		x.Cause = err
 		x.ResponseGone(exchange.Connect)
@@ -188,7 +224,7 @@ func (p *appPool) dialH2(fd int, err error) {
 	}
 	if err == nil {
 		var c *h2conn
-		if c, err = p.l.dialH2(p.key.pod, fd, p.key.addr, &p.h2, p.local()); err == nil {
+		if c, err = p.l.dialH2(p.key.pod, fd, p.key.addr, &p.h2, p.h2.name); err == nil {
 			c.retireAt = math.MaxInt64
 			p.h2.conns = append(p.h2.conns, c)
 			p.h2.wake()
@@ -237,22 +273,14 @@ func (p *appPool) close() {
 	p.h2.close(errPodGone, exchange.Closed)
 }
 
-// localDial is a connection to a Unix socket that is wanted.
-type localDial struct {
-	to     socket.Unix
-	until  int64                   // in the loop's clock
-	wanted func() bool             // asked when its turn comes
-	on     func(fd int, err error) // called on the loop, once
-}
-
 // SendUnix is Send to an application that takes its requests at a Unix socket (contract 6.5).
 func (l *Loop) SendUnix(x *exchange.Exchange, pod *Pod, to socket.Unix, h2 bool) {
 	k := appKey{pod: pod, unix: to, h2: h2}
-	p := l.apps[k]
+	p := l.appPools()[k]
 	if p == nil {
-		p = &appPool{l: l, key: k, hasty: pod.share(l).hasty}
+		p = &appPool{l: l, key: k, hasty: l.dialsOf(pod).hasty}
 		p.h2 = sessions{l: l, more: p.dialMoreH2, check: p.check, name: "unix:" + to.File}
-		l.apps[k] = p
+		p.enter()
 	}
 	p.dials++ // it is in use, whatever ends meanwhile
 	p.send(x)
@@ -265,10 +293,10 @@ func (p *appPool) local() bool { return p.socks == nil }
 
 // dialLocal makes a connection for x.
 func (p *appPool) dialLocal(x *exchange.Exchange) {
-	sh := p.key.pod.share(p.l)
-	if len(sh.sockq) >= maxWaiters { // some may wait no more
+	d := p.l.dialsOf(p.key.pod)
+	if len(d.sockq) >= maxWaiters { // some may wait no more
 		var gone []localDial
-		sh.sockq = slices.DeleteFunc(sh.sockq, func(d localDial) bool {
+		d.sockq = slices.DeleteFunc(d.sockq, func(d localDial) bool {
 			if d.wanted() {
 				return false
 			}
@@ -279,14 +307,14 @@ func (p *appPool) dialLocal(x *exchange.Exchange) {
 			d.on(-1, context.Canceled)
 		}
 	}
-	if len(sh.sockq) >= maxWaiters {
+	if len(d.sockq) >= maxWaiters {
 		x.Cause = ErrHopFull
 		x.ResponseGone(exchange.Refused)
 		return
 	}
 	x.Park()
 	w := waiter{x, x.Gen}
-	p.dialUnix(sh, localDial{
+	p.dialUnix(d, localDial{
 		wanted: w.alive,
 		on: func(fd int, err error) {
 			p.made(w, fd, err)
@@ -297,12 +325,12 @@ func (p *appPool) dialLocal(x *exchange.Exchange) {
 
 // dialLocalH2 makes one for those that wait.
 func (p *appPool) dialLocalH2() {
-	p.dialUnix(p.key.pod.share(p.l), localDial{wanted: func() bool { return !p.dead }, on: p.dialH2})
+	p.dialUnix(p.l.dialsOf(p.key.pod), localDial{wanted: func() bool { return !p.dead }, on: p.dialH2})
 }
 
 // dialUnix has d made, or wait for its turn. Whatever could block, the file system and a
 // full backlog, does so in a goroutine.
-func (p *appPool) dialUnix(sh *share, d localDial) {
+func (p *appPool) dialUnix(ds *dialQueue, d localDial) {
 	p.dials++
 	on := d.on
 	d.to, d.until = p.key.unix, p.l.Now()+connectTime
@@ -310,46 +338,11 @@ func (p *appPool) dialUnix(sh *share, d localDial) {
 		p.dials--
 		on(fd, err)
 	}
-	if sh.socks >= podSocks {
-		sh.sockq = append(sh.sockq, d)
+	if ds.socks >= podSocks {
+		ds.sockq = append(ds.sockq, d)
 		return
 	}
-	sh.dialUnix(d)
-}
-
-func (sh *share) dialUnix(d localDial) {
-	l := sh.l
-	sh.socks++
-	left := time.Duration(d.until - l.Now())
-	l.Go(func() {
-		ctx, cancel := context.WithTimeout(l.eng.ctx, left)
-		defer cancel()
-		fd, err := socket.ConnectUnix(ctx, d.to)
-		perr := l.Post(func() {
-			sh.socks--
-			d.on(fd, err)
-			sh.nextUnix()
-		})
-		if perr != nil && err == nil {
-			unix.Close(fd)
-		}
-	})
-}
-
-// nextUnix gives those that wait their turn; one whose time has passed meanwhile fails.
-func (sh *share) nextUnix() {
-	for len(sh.sockq) > 0 && sh.socks < podSocks {
-		d := sh.sockq[0]
-		sh.sockq[0] = localDial{}
-		if sh.sockq = sh.sockq[1:]; len(sh.sockq) == 0 {
-			sh.sockq = nil
-		}
-		if !d.wanted() || d.until <= sh.l.Now() {
-			d.on(-1, context.DeadlineExceeded)
-			continue
-		}
-		sh.dialUnix(d)
-	}
+	ds.dialUnix(d)
 }
 
 // check forgets the pool of a Unix socket once nothing is left of it: which sockets there have
@@ -359,6 +352,6 @@ func (p *appPool) check() {
 		return
 	}
 	p.dead = true
-	p.key.pod.share(p.l).hasty = p.hasty // the next pool begins with it
-	delete(p.l.apps, p.key)
+	p.l.dialsOf(p.key.pod).hasty = p.hasty // the next pool begins with it
+	p.leave()
 }

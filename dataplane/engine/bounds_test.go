@@ -27,15 +27,16 @@ import (
 func TestFreeStreamsAreBounded(t *testing.T) {
 	s := newStage(t, Config{})
 	s.onLoop(func(l *Loop) {
+		f := l.h2Free()
 		for range 5000 {
-			l.deadSt = append(l.deadSt, &h2stream{pend: make([]byte, 64<<10)})
+			f.dead = append(f.dead, &h2stream{pend: make([]byte, 64<<10)})
 		}
-		l.deadSt[1].pend = make([]byte, 64<<10+1)
-		(*reaper)(l).Run()
-		if len(l.streams) != 4096 || len(l.deadSt) != 0 {
-			t.Errorf("%d of 5000 streams are kept, %d wait", len(l.streams), len(l.deadSt))
+		f.dead[1].pend = make([]byte, 64<<10+1)
+		f.Run()
+		if len(f.streams) != 4096 || len(f.dead) != 0 {
+			t.Errorf("%d of 5000 streams are kept, %d wait", len(f.streams), len(f.dead))
 		}
-		if l.streams[0].pend == nil || l.streams[1].pend != nil || l.streams[2].pend == nil {
+		if f.streams[0].pend == nil || f.streams[1].pend != nil || f.streams[2].pend == nil {
 			t.Error("a great buffer is kept, or a small one is not")
 		}
 	})
@@ -45,17 +46,17 @@ func TestFreeStreamsAreBounded(t *testing.T) {
 func TestFreePairsAreBounded(t *testing.T) {
 	s := newStage(t, Config{})
 	s.onLoop(func(l *Loop) {
-		n := &Near{}
+		n := &Near{l: l}
 		for range 1100 {
-			p := &pair{l: l, n: n}
+			p := &pair{l: l, owner: n}
 			p.at = len(n.pairs)
 			n.pairs = append(n.pairs, p)
 		}
 		for len(n.pairs) > 0 {
 			n.pairs[len(n.pairs)-1].settle()
 		}
-		if len(l.pairs) != 1024 {
-			t.Errorf("%d of 1100 pairs are kept", len(l.pairs))
+		if len(l.pairFree().pairs) != 1024 {
+			t.Errorf("%d of 1100 pairs are kept", len(l.pairFree().pairs))
 		}
 	})
 }
@@ -114,7 +115,7 @@ func TestIdleAppConnectionsAreBounded(t *testing.T) {
 	wg.Wait()
 	eventually(t, "of those to the application 256 are kept", func() (ok bool) {
 		s.onLoop(func(l *Loop) {
-			for _, p := range l.apps {
+			for _, p := range l.appPools() {
 				ok = len(p.idle) == 256 && p.n == 256
 			}
 		})

@@ -209,7 +209,7 @@ func TestRefusedUpgradeHoldsNothing(t *testing.T) {
 	eventually(t, "all requests are over, and one connection is left to the application", func() bool {
 		n := 0
 		m.onLoop(func(l *Loop) {
-			for _, p := range l.apps {
+			for _, p := range l.appPools() {
 				n += p.n
 			}
 		})
@@ -249,7 +249,7 @@ func TestLateBytesAreNoAnswer(t *testing.T) {
 			eventually(t, "the connection is given up", func() (gone bool) {
 				s.onLoop(func(l *Loop) {
 					gone = true
-					for _, p := range l.apps {
+					for _, p := range l.appPools() {
 						gone = gone && p.n == 0
 					}
 				})

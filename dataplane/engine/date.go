@@ -2,8 +2,6 @@ package engine
 
 import (
 	"time"
-
-	"aether/dataplane/httpmsg"
 )
 
 // dateForm is IMF-fixdate (RFC 9110 5.6.7) for a time in UTC.
@@ -27,16 +25,3 @@ func (d *dates) at(mono int64, clock func() time.Time) []byte {
 }
 
 var fieldDate = []byte("date")
-
-// date is the Date of an answer that goes out now.
-func (l *Loop) date() []byte { return l.dates.at(l.Now(), time.Now) }
-
-// dated adds the Date that a final answer lacks: its origin had none, or we made it (RFC 9110 6.6.1).
-func (l *Loop) dated(h *httpmsg.Head) {
-	if h.Status < 200 {
-		return
-	}
-	if _, ok := h.Get("date"); !ok {
-		h.Add(fieldDate, l.date())
-	}
-}

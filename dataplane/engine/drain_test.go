@@ -351,9 +351,9 @@ func TestStopListeningWhileMoved(t *testing.T) {
 		_ = pod.StopListening(t.Context(), false)
 		fd := s.lns[addr]
 		<-moved
-		_ = s.e.everywhere(t.Context(), s.e.Loops(), func(*Loop) {})
-		_ = s.e.everywhere(t.Context(), s.e.Loops(), func(*Loop) {})
-		_ = s.e.everywhere(t.Context(), s.e.Loops(), func(l *Loop) {
+		_ = everywhere(t.Context(), s.e.Loops(), func(*Loop) {})
+		_ = everywhere(t.Context(), s.e.Loops(), func(*Loop) {})
+		_ = everywhere(t.Context(), s.e.Loops(), func(l *Loop) {
 			if err := l.Register(fd, &listener{l: l, pod: pod, fd: fd}, reactor.Accept); err != nil {
 				t.Errorf("loop %d has it still: %v", l.ID(), err)
 			}

@@ -17,100 +17,28 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"aether/dataplane/exchange"
 	"aether/dataplane/reactor"
 )
 
-// Bounds of the engine, one place (docs/limits.md is about these).
-const (
-	readBuf     = 16 << 10  // an HTTP/1 connection's read buffer while bytes move
-	bigReadBuf  = 64 << 10  // when a head does not fit (contract 17: heads up to 60 KiB)
-	outHigh     = 256 << 10 // queued output of an HTTP/1 connection before its source is stopped
-	h2OutMax    = 512 << 10 // queued output of an HTTP/2 client before no more of its requests are read
-	sealMax     = 256 << 10 // plaintext sealed at once
-	keepBufs    = 256       // free small buffers a loop keeps of each kind
-	smallOut    = 4 << 10   // a connection's output buffer to begin with
-	bigOut      = 320 << 10 // and when bulk moves: what may be queued, its framing, and its records
-	keepPend    = 64 << 10  // a free stream's buffer bigger than this is not kept
-	keepSlack   = 64 << 10  // empty buffers of an HTTP/2 connection beyond this go trimAfter its last byte
-	fieldSize   = 48        // bytes of a field beside its text
-	keepBig     = 16        // free big buffers a loop keeps
-	keepStreams = 4096      // free streams a loop keeps
-
-	h2Window = 16 << 20 // receive window of an HTTP/2 connection; what a stream keeps for a slow reader takes nothing of it
-
-	lifeMargin  = 2 * time.Minute         // a hop session takes no new requests this long before its certificates end
-	goawayTime  = int64(30 * time.Second) // a client of HTTP/2 is told so long before its session's certificates end, or at half of their rest
-	leaveTime   = int64(5 * time.Second)  // for the requests that are under way at an endpoint that has left
-	maxWaiters  = 1024                    // requests that wait for one hop, or one HTTP/2 application
-	maxSessions = 4                       // hop sessions a key (contract 5.2)
-	maxDrains   = 64                      // answers a session throws away while they come
-	pairHigh    = 64 << 10                // bytes of a request's body on the way in process before its source is stopped
-	keepPairs   = 1024                    // free pairs a loop keeps
-	maxAppH2    = 32                      // connections to one port of an HTTP/2 application
-	maxIdleApp  = 256                     // idle connections to one port of one application
-	lingerBytes = 64 << 20
-	lingerTime  = int64(2 * time.Second)
-	headTime    = int64(15 * time.Second) // first byte of a head to its last
-	idleDown    = int64(5 * time.Minute)  // downstream connection without a request
-	idleStream  = int64(5 * time.Minute)  // exchange without a byte either way
-	streamGrace = int64(5 * time.Second)  // that a client's HTTP/2 stream has longer, for an answer that says so
-	tickAfter   = int64(time.Second)      // between two Ticks of an HTTP/2 connection that is read from
-	trimAfter   = int64(2 * time.Second)  // an HTTP/2 connection without a stream gives its memory back
-	idleHop     = int64(30 * time.Second) // hop session without a stream
-	warnAfter   = int64(time.Second)      // an HTTP/2 client that comes while the process drains is served before it is told
-	settleTime  = int64(time.Second)      // from there to the last request that is taken: what it had begun to send arrives
-	stallTime   = int64(5 * time.Second)  // what waits in a stream of a hop that holds too much, before the stream ends
-	stallLook   = int64(time.Second)      // between two looks for such streams
-	leastPause  = int64(10 * time.Millisecond)
-	mostPause   = int64(time.Second)            // before a hop is dialled again whose sessions carry nothing, doubled each time
-	pingAfter   = int64(5 * time.Second)        // silence of a peer that owes an answer before it is asked whether it lives
-	pingWait    = int64(5 * time.Second)        // for its answer
-	idleApp     = int64(5 * time.Minute)        // idle connection to the application
-	halfTime    = int64(100 * time.Millisecond) // an HTTP/1 client's end that comes this soon behind its request is part of it
-	hastyTime   = int64(100 * time.Millisecond) // an end this soon behind an answer was on its way with it
-	lookAfter   = int64(10 * time.Millisecond)  // a connection to the application that was idle so long is looked at before it is used
-	connectTime = int64(5 * time.Second)        // delivery connect (contract 6.5)
-)
-
-// Config of an engine. The zero value is usable.
-type Config struct {
-	MaxLoops int              // 0: GOMAXPROCS
-	MinLoops int              // open from the start, MaxLoops at most; 0: one
-	Blocking reactor.Blocking // how loops wait
-	Files    int              // descriptors that the process may have; 0: RLIMIT_NOFILE as it is
-	Memory   int64            // bytes of memory that the process may use; 0: no limit, and nothing is shed for memory
-	Used     func() uint64    // bytes in use; nil: the live heap and the stacks
-	Now      func() int64     // monotonic clock; nil: the real one
-	Log      *slog.Logger     // nil: discard
-}
-
 // Engine owns the loops. Make it with New; Run serves until its context ends.
 type Engine struct {
-	cfg   Config
-	log   *slog.Logger
+	process
 	mu    sync.Mutex
 	loops []*Loop // guarded by mu; grows, never shrinks
 	pods  map[*Pod]struct{}
 	ask   chan struct{} // holds one token while Ask asks
-	wg    sync.WaitGroup
 	run   bool
-	ctx   context.Context // ends with Run
 	stop  context.CancelFunc
 
-	draining bool         // guarded by mu: loops that are made later are told
-	shut     bool         // guarded by mu, likewise
-	going    atomic.Int64 // goroutines of Loop.Go
-	pressure
-	budget files
-	files  atomic.Int64 // descriptors accounted to pods
-	npods  atomic.Int64
-	scarce atomic.Bool // the reserve is near: ask before accepting
+	draining bool     // guarded by mu: loops that are made later are told
+	shut     bool     // guarded by mu, likewise
+	over     overload // guarded by mu: the ticker's
 }
 
 // New makes an engine with its first loops, which start with Run.
@@ -127,7 +55,8 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.Used == nil {
 		cfg.Used = memoryUsed
 	}
-	e := &Engine{cfg: cfg, log: cfg.Log, pods: map[*Pod]struct{}{}, ask: make(chan struct{}, 1), budget: newFiles(cfg.Files)}
+	e := &Engine{pods: map[*Pod]struct{}{}, ask: make(chan struct{}, 1)}
+	e.cfg, e.log, e.budget = cfg, cfg.Log, newFiles(cfg.Files)
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	for range max(1, min(cfg.MinLoops, cfg.MaxLoops)) {
 		if _, err := e.addLoop(); err != nil {
@@ -152,7 +81,7 @@ func (e *Engine) addLoop() (*Loop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine: loop %d: %w", id, err)
 	}
-	l := &Loop{Loop: rl, eng: e, scale: 100, level: e.over.level, hops: map[*Hop]struct{}{}, apps: map[appKey]*appPool{}, nears: map[*Near]struct{}{}, draining: e.draining, shut: e.shut}
+	l := &Loop{Loop: rl, proc: &e.process, scale: 100, level: e.over.level, draining: e.draining, shut: e.shut}
 	l.dateNow = l.date
 	e.loops = append(e.loops, l)
 	if e.over.scale > 0 {
@@ -271,9 +200,9 @@ func (e *Engine) AddPod(name string) *Pod {
 			best = l
 		}
 	}
-	p := &Pod{Name: name, eng: e, listeners: map[int]*listener{}, shares: make([]*share, e.cfg.MaxLoops)}
+	p := &Pod{Name: name, proc: &e.process, loops: e.Loops, listeners: map[int]*listener{}, shares: make([]*share, e.cfg.MaxLoops)}
 	for i := range p.shares {
-		p.shares[i] = &share{}
+		p.shares[i] = &share{resources: map[resource]struct{}{}}
 	}
 	p.home.Store(best)
 	e.pods[p] = struct{}{}
@@ -293,26 +222,13 @@ func (e *Engine) RemovePod(p *Pod) {
 	p.mu.Lock()
 	p.gone = true
 	p.mu.Unlock()
-	_ = e.everywhere(context.Background(), loops, func(l *Loop) { l.dropPod(p) })
+	_ = everywhere(context.Background(), loops, func(l *Loop) { l.dropPod(p) })
 }
 
 func (l *Loop) dropPod(p *Pod) {
 	p.unlisten(l)
-	for h := range l.hops {
-		if h.pod == p {
-			h.shut(errPodGone, exchange.Closed) // nothing is to be tried again for it
-		}
-	}
-	for n := range l.nears {
-		if n.from == p || n.to == p {
-			n.shut(errPodGone, exchange.Closed)
-		}
-	}
-	for k, a := range l.apps {
-		if k.pod == p {
-			a.close()
-			delete(l.apps, k)
-		}
+	for _, r := range slices.Collect(maps.Keys(p.share(l).resources)) {
+		r.podGone()
 	}
 	l.Each(func(s reactor.Source) {
 		if c, ok := s.(Owned); ok && c.Owner() == p {
@@ -320,9 +236,6 @@ func (l *Loop) dropPod(p *Pod) {
 		}
 	})
 }
-
-// Files is how many descriptors are accounted to all pods. Safe for concurrent use.
-func (e *Engine) Files() int64 { return e.files.Load() }
 
 // Ask runs f on every loop and returns what it gave, and the loops that did not run it
 // before ctx ended: what their goroutines are stuck in is in /debug/pprof. A loop that
@@ -383,20 +296,18 @@ func Ask[T any](ctx context.Context, e *Engine, f func(*Loop) T) (answers []T, s
 func (l *Loop) Conns(pod string, limit int) (list []ConnState, total int) {
 	l.Each(func(s reactor.Source) {
 		c, ok := s.(Shown)
-		if h, hop := s.(*h2conn); !ok || hop && h.hop {
+		if !ok {
 			return
 		}
 		p := c.Owner()
 		if pod != "" && p.Name != pod {
 			return
 		}
-		if len(list) == limit {
-			total++ // one that ends is counted too: it is still there
+		st := ConnState{Pod: p.Name, Loop: l.ID()}
+		if !c.Show(&st) {
 			return
 		}
-		st := ConnState{Pod: p.Name, Loop: l.ID()}
-		if c.Show(&st) {
-			total++
+		if total++; len(list) < limit {
 			list = append(list, st)
 		}
 	})
@@ -414,7 +325,7 @@ func (e *Engine) Drain(ctx context.Context) {
 	e.draining = true
 	loops := append([]*Loop(nil), e.loops...)
 	e.mu.Unlock()
-	_ = e.everywhere(ctx, loops, func(l *Loop) { // what is late is told when its loop runs
+	_ = everywhere(ctx, loops, func(l *Loop) { // what is late is told when its loop runs
 		l.draining = true
 		l.Each(func(s reactor.Source) {
 			if d, ok := s.(drainer); ok {
@@ -432,7 +343,7 @@ func (e *Engine) Farewell(ctx context.Context) {
 	e.shut = true
 	loops := append([]*Loop(nil), e.loops...)
 	e.mu.Unlock()
-	_ = e.everywhere(ctx, loops, func(l *Loop) { // a loop that is late ends its connections when it runs, or Run cuts them
+	_ = everywhere(ctx, loops, func(l *Loop) { // a loop that is late ends its connections when it runs, or Run cuts them
 		l.shut = true
 		l.Each(func(s reactor.Source) {
 			if d, ok := s.(drainer); ok {
@@ -440,7 +351,7 @@ func (e *Engine) Farewell(ctx context.Context) {
 			}
 		})
 	})
-	_ = e.everywhere(ctx, e.Loops(), func(*Loop) {}) // the iteration that wrote it is over
+	_ = everywhere(ctx, e.Loops(), func(*Loop) {}) // the iteration that wrote it is over
 }
 
 // Serving counts what clients have under way: connections, and goroutines that
@@ -456,16 +367,13 @@ func (e *Engine) Serving(ctx context.Context) int {
 		return n
 	}
 	var mu sync.Mutex
-	err := e.everywhere(ctx, e.Loops(), func(l *Loop) {
+	err := everywhere(ctx, e.Loops(), func(l *Loop) {
 		here := 0
 		l.Each(func(s reactor.Source) {
 			if d, ok := s.(drainer); ok {
 				if d.serves() {
 					here++
 				}
-				return
-			}
-			if _, ours := s.(*h1client); ours {
 				return
 			}
 			if _, ok := s.(Owned); ok { // a connection of which nobody knows yet what it is

@@ -202,7 +202,9 @@ func TestDialsAtOnce(t *testing.T) {
 		t.Errorf("%d dials at once", most.Load())
 	}
 	eventually(t, "no place is lost", func() (ok bool) {
-		s.onLoop(func(l *Loop) { ok = pod.share(l).dials == 0 && len(pod.share(l).dialq) == 0 && len(l.hops) == 0 })
+		s.onLoop(func(l *Loop) {
+			ok = l.dialsOf(pod).dials == 0 && len(l.dialsOf(pod).dialq) == 0 && len(pod.share(l).resources) == 0
+		})
 		return
 	})
 }

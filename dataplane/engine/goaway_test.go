@@ -265,7 +265,7 @@ func TestStreamsOfAnApplication(t *testing.T) {
 	}
 	eventually(t, "all have come to the service", func() bool { return v.begun.Load() == many+1 })
 	s.onLoop(func(l *Loop) {
-		for _, a := range l.apps {
+		for _, a := range l.appPools() {
 			if len(a.h2.conns) > maxAppH2 || len(a.h2.waiters) > maxWaiters {
 				t.Errorf("%d connections, %d waiting", len(a.h2.conns), len(a.h2.waiters))
 			}
@@ -445,14 +445,14 @@ func TestQueueIsBounded(t *testing.T) {
 			return false
 		}
 		s.onLoop(func(l *Loop) {
-			for _, a := range l.apps {
+			for _, a := range l.appPools() {
 				ok = len(a.h2.conns) == maxAppH2 && !a.h2.unsettled()
 			}
 		})
 		return ok
 	})
 	s.onLoop(func(l *Loop) {
-		for _, a := range l.apps {
+		for _, a := range l.appPools() {
 			if n := len(a.h2.waiters); n > maxWaiters {
 				t.Errorf("%d requests wait", n)
 			}

@@ -22,7 +22,9 @@ import (
 // foreign server) that speaks HTTP/1.
 type h1client struct {
 	h1conn
-	pool *appPool // nil once the connection does not go back to it
+	owner  h1Owner
+	addr   netip.AddrPort
+	socket string // the Unix socket that it is to, in the place of addr; empty: none
 
 	connecting bool
 	reused     bool // it has carried a request before this one
@@ -42,11 +44,32 @@ type h1client struct {
 	accept     []byte // that the answer to a key of ours must hold
 }
 
+// h1Owner has opened a connection and gives it requests. Its methods are called on the connection's loop.
+type h1Owner interface {
+	lost(c *h1client) // it has ended
+	put(c *h1client)  // its answer is complete, and it may carry another request
+	// hasty: the application closes connections right behind its answers, without a word.
+	isHasty() bool
+	setHasty(bool)
+}
+
+// local: it is to a Unix socket.
+func (c *h1client) local() bool { return c.socket != "" }
+
+// serves is drainer: a connection of ours has nothing to drain.
+func (c *h1client) serves() bool { return false }
+
+// drain is drainer.
+func (c *h1client) drain() {}
+
+// farewell is drainer.
+func (c *h1client) farewell() {}
+
 // dialHTTP1 starts a non-blocking connect on fd, a socket from the pod's namespace; one of a
 // Unix socket's pool is connected already.
-func (l *Loop) dialHTTP1(pod *Pod, fd int, addr netip.AddrPort, pool *appPool) (*h1client, error) {
-	c := &h1client{pool: pool}
-	if !pool.local() {
+func (l *Loop) dialHTTP1(pod *Pod, fd int, addr netip.AddrPort, unixSocket string, owner h1Owner) (*h1client, error) {
+	c := &h1client{owner: owner, addr: addr, socket: unixSocket}
+	if !c.local() {
 		if err := socket.StartConnect(fd, addr); err != nil {
 			unix.Close(fd)
 			return nil, err
@@ -56,7 +79,7 @@ func (l *Loop) dialHTTP1(pod *Pod, fd int, addr netip.AddrPort, pool *appPool) (
 		unix.Close(fd)
 		return nil, err
 	}
-	if pool.local() {
+	if c.local() {
 		c.arm()
 		return c, nil
 	}
@@ -233,9 +256,7 @@ func (c *h1client) gone(code exchange.Code) {
 	}
 	c.shut(c.rst)
 	c.dropBuffers()
-	if c.pool != nil {
-		c.pool.lost(c)
-	}
+	c.owner.lost(c)
 	if x := c.x; x != nil {
 		c.x = nil
 		x.ResponseGone(code)
@@ -271,7 +292,7 @@ func (c *h1client) fresh() bool {
 	switch {
 	case c.readable():
 		return false
-	case c.l.Pending(c.fd)&^reactor.Writable == 0 && !c.pool.hasty && c.l.Now()-c.active < lookAfter:
+	case c.l.Pending(c.fd)&^reactor.Writable == 0 && !c.owner.isHasty() && c.l.Now()-c.active < lookAfter:
 		return true
 	}
 	return c.asleep()
@@ -335,8 +356,8 @@ func (c *h1client) ended(err error) {
 
 // hasty notes an end that the application made right behind an answer that did not announce it.
 func (c *h1client) hasty() {
-	if c.pool != nil && c.reused && c.l.Now()-c.rested < hastyTime {
-		c.pool.hasty = true
+	if c.reused && c.l.Now()-c.rested < hastyTime {
+		c.owner.setHasty(true)
 	}
 }
 
@@ -400,7 +421,7 @@ func (c *h1client) process() bool {
 
 // partial is h1end.
 func (c *h1client) partial() bool {
-	return c.x != nil && c.gotByte && (c.pool == nil || !c.pool.local())
+	return c.x != nil && c.gotByte && !c.local()
 }
 
 // takeData is h1end.
@@ -419,17 +440,17 @@ func (c *h1client) responseDone() {
 	if c.closed {
 		return
 	}
-	if c.noReuse || !c.reqDone || c.r != c.w || len(c.out) > 0 || c.pool == nil {
+	if c.noReuse || !c.reqDone || c.r != c.w || len(c.out) > 0 {
 		c.gone(exchange.NoError)
 		return
 	}
 	if c.reused {
-		c.pool.hasty = false
+		c.owner.setHasty(false)
 	}
 	c.reused = true
 	c.active = c.l.Now()
 	c.rested = c.active
-	c.pool.put(c)
+	c.owner.put(c)
 }
 
 // Flush is reactor.Flusher.
@@ -493,9 +514,7 @@ func (c *h1client) Show(s *ConnState) bool {
 	}
 	c.show(s)
 	s.Role, s.Protocol, s.Requests = "application", "http1", c.requests
-	if c.pool != nil {
-		s.Destination, s.Socket = c.pool.key.addr, c.pool.h2.name
-	}
+	s.Destination, s.Socket = c.addr, c.socket
 	switch {
 	case c.connecting:
 		s.State = "connect"

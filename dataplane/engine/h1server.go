@@ -259,7 +259,7 @@ func (c *h1server) fill() bool {
 			c.await(c)
 			return false
 		case c.r == 0 && c.w == len(c.in) && len(c.in) < bigReadBuf:
-			c.l.eng.shed(ShedRequest)
+			c.l.proc.shed(ShedRequest)
 			c.refuse(errTight)
 			return false
 		}
@@ -423,7 +423,7 @@ func (c *h1server) begin(f http1.Framing) {
 	c.last = h.Close
 	if c.l.level >= NoKeepAlive && !c.last {
 		c.last = true
-		c.l.eng.shed(ShedKeepAlive)
+		c.l.proc.shed(ShedKeepAlive)
 	}
 	c.keep10 = h.Minor == 0 && !h.Close
 	c.reqDone = f == http1.None || f == http1.Length && h.Length == 0

@@ -27,9 +27,12 @@ type h2conn struct {
 	left  []byte // a frame's first part, nil when none
 	unfed bool   // left came with the connection and was never fed
 	info  *ConnInfo
-	in    *sessions // those of which this is one
-	hop   bool      // the source's hop session, which is asked whether it lives
-	mesh  bool      // server: the peer is a proxy, and verified
+	free  *h2Free // of its loop
+
+	owner  h2Owner // of a client; nil: a server
+	socket string  // of a client: the Unix socket that it is to; empty: an address
+	hop    bool    // the source's hop session, which is asked whether it lives
+	mesh   bool    // server: the peer is a proxy, and verified
 
 	client     bool
 	connecting bool
@@ -94,19 +97,90 @@ type h2stream struct {
 	at       int           // in c.waits, from 1; 0: it is not there
 }
 
-func (l *Loop) getStream() *h2stream {
-	if n := len(l.streams); n > 0 {
-		s := l.streams[n-1]
-		l.streams = l.streams[:n-1]
+// h2Owner has opened a client's connection. Its methods are called on the connection's loop.
+type h2Owner interface {
+	lost(c *h2conn, code exchange.Code) // it ends; its streams' exchanges are told next
+	retired(c *h2conn)                  // it takes no new requests; its streams go on
+	freed()                             // a stream of it has ended: another may be opened
+}
+
+// h2Free is what the HTTP/2 connections of a loop recycle.
+type h2Free struct {
+	l       *Loop
+	streams []*h2stream // free
+	late    []*h2stream // scratch of h2conn.expire
+	dead    []*h2stream // to be recycled after the flush
+	reap    []*h2conn   // whose codecs recycle theirs then
+	queued  bool
+}
+
+func (l *Loop) h2Free() *h2Free {
+	f, ok := l.kept[keptH2].(*h2Free)
+	if !ok {
+		f = &h2Free{l: l}
+		l.kept[keptH2] = f
+	}
+	return f
+}
+
+func (f *h2Free) shrink() { f.streams = nil }
+
+func (f *h2Free) getStream() *h2stream {
+	if n := len(f.streams); n > 0 {
+		s := f.streams[n-1]
+		f.streams = f.streams[:n-1]
 		return s
 	}
 	return &h2stream{}
 }
 
+func (f *h2Free) queue() {
+	if !f.queued {
+		f.queued = true
+		f.l.After(f)
+	}
+}
+
+// Run recycles what ended in this iteration: nothing holds it any more.
+func (f *h2Free) Run() {
+	f.queued = false
+	for i, s := range f.dead {
+		f.dead[i] = nil
+		if len(f.streams) < f.l.keep(keepStreams) {
+			*s = h2stream{pend: s.pend[:0]}
+			if cap(s.pend) > keepPend {
+				s.pend = nil
+			}
+			f.streams = append(f.streams, s)
+		}
+	}
+	f.dead = f.dead[:0]
+	for i, c := range f.reap {
+		f.reap[i] = nil
+		c.reaping = false
+		c.h2.Reap()
+		if c.closed {
+			c.h2.Idle() // a stream of it may wait for long
+		}
+		if !c.closed && !c.wblk && len(c.h2.Out()) > 0 {
+			c.mark() // window that nobody had given back
+		}
+	}
+	f.reap = f.reap[:0]
+}
+
+// Fail: there is nothing to close; what was not recycled is garbage.
+func (f *h2Free) Fail(error) {
+	f.queued = false
+	clear(f.dead)
+	clear(f.reap)
+	f.dead, f.reap = f.dead[:0], f.reap[:0]
+}
+
 // ServeHTTP2 serves HTTP/2 on fd, which it owns from now on. first are bytes already read
 // from it. rec: a hop, whose peer is verified.
 func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte) error {
-	c := &h2conn{info: info}
+	c := &h2conn{info: info, free: l.h2Free()}
 	c.mesh = rec != nil
 	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true, Known: c.mesh, Date: l.dateNow}, c)
 	if err := c.open(l, info.Pod, fd, rec, c); err != nil {
@@ -118,7 +192,7 @@ func (l *Loop) ServeHTTP2(fd int, rec record.Conn, info *ConnInfo, first []byte)
 
 // AdoptHTTP2 is ServeHTTP2 for an fd that this loop has registered for another source.
 func (l *Loop) AdoptHTTP2(fd int, info *ConnInfo, first []byte, readable bool) {
-	c := &h2conn{info: info}
+	c := &h2conn{info: info, free: l.h2Free()}
 	c.h2 = http2.New(http2.Config{Server: true, ConnWindow: h2Window, EnableConnect: true, Date: l.dateNow}, c)
 	c.adopt(l, info.Pod, fd, c, readable)
 	c.start(first)
@@ -208,9 +282,10 @@ func (v *h2cut) Run() {
 // Fail is reactor.Task.
 func (v *h2cut) Fail(cause error) { (*h2conn)(v).Fail(cause) }
 
-// dialH2 starts an h2c connection to an application, one of in; connected: fd is so already.
-func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort, in *sessions, connected bool) (*h2conn, error) {
-	c := &h2conn{client: true, in: in}
+// dialH2 starts an h2c connection to an application. fd of a Unix socket is connected already.
+func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort, owner h2Owner, unixSocket string) (*h2conn, error) {
+	c := &h2conn{client: true, owner: owner, socket: unixSocket, free: l.h2Free()}
+	connected := unixSocket != ""
 	if !connected {
 		if err := socket.StartConnect(fd, addr); err != nil {
 			unix.Close(fd)
@@ -233,8 +308,8 @@ func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort, in *sessions, conne
 }
 
 // newHopConn puts a hop session whose handshake is done on the loop.
-func (l *Loop) newHopConn(pod *Pod, fd int, rec record.Conn, in *sessions) (*h2conn, error) {
-	c := &h2conn{client: true, in: in, hop: true}
+func (l *Loop) newHopConn(pod *Pod, fd int, rec record.Conn, owner h2Owner) (*h2conn, error) {
+	c := &h2conn{client: true, owner: owner, hop: true, free: l.h2Free()}
 	c.h2 = http2.New(http2.Config{ConnWindow: h2Window}, c)
 	if err := c.open(l, pod, fd, rec, c); err != nil {
 		return nil, err
@@ -393,7 +468,7 @@ func (c *h2conn) tick() {
 
 // retire ends a client's connection for want of memory, once its streams have ended.
 func (c *h2conn) retire() {
-	c.l.eng.shed(ShedKeepAlive)
+	c.l.proc.shed(ShedKeepAlive)
 	c.drain()
 }
 
@@ -408,7 +483,7 @@ func (c *h2conn) expire(now int64) (next int64) {
 		limit += streamGrace
 	}
 	next = limit
-	late := c.l.late[:0]
+	late := c.free.late[:0]
 	c.h2.Each(func(s *http2.Stream) {
 		st, _ := s.User.(*h2stream)
 		switch {
@@ -423,7 +498,7 @@ func (c *h2conn) expire(now int64) (next int64) {
 		st.expire()
 	}
 	clear(late)
-	c.l.late = late[:0]
+	c.free.late = late[:0]
 	return max(next, int64(time.Second))
 }
 
@@ -448,7 +523,7 @@ func (st *h2stream) expire() {
 //
 // One that is known to end is read to its end: what it holds goes with it.
 func (c *h2conn) stuffed() bool {
-	return c.sh.tight && !c.fin && c.held >= fairHeld && (!c.hop && !c.mesh || c.sh.held >= hopHeld*c.l.eng.podHeld())
+	return c.sh.tight && !c.fin && c.held >= fairHeld && (!c.hop && !c.mesh || c.sh.held >= hopHeld*c.l.proc.podHeld())
 }
 
 // hoard is a connection that holds much of many requests, a hop or one to an application, as the
@@ -463,7 +538,7 @@ func (v *hoard) Run() {
 	if !c.sh.tight {
 		return
 	}
-	now, late := c.l.Now(), c.l.late[:0]
+	now, late := c.l.Now(), c.free.late[:0]
 	if !c.closed {
 		c.h2.Each(func(s *http2.Stream) {
 			if st, _ := s.User.(*h2stream); st != nil && len(st.pend) > 0 && now-st.moved >= stallTime {
@@ -484,7 +559,7 @@ func (v *hoard) Run() {
 		st.expire()
 	}
 	clear(late)
-	c.l.late = late[:0]
+	c.free.late = late[:0]
 	c.pump()
 }
 
@@ -501,8 +576,8 @@ func (c *h2conn) mark() {
 func (c *h2conn) wantReap() {
 	if !c.reaping {
 		c.reaping = true
-		c.l.reapH2 = append(c.l.reapH2, c)
-		c.l.wantReap()
+		c.free.reap = append(c.free.reap, c)
+		c.free.queue()
 	}
 }
 
@@ -667,8 +742,8 @@ func (c *h2conn) end(code exchange.Code) {
 		return
 	}
 	c.goaway, c.ending, c.endCode, c.had = true, true, code, c.taken()
-	if c.in != nil {
-		c.in.lost(c, code) // first: what is sent anew is not to come back here
+	if c.owner != nil {
+		c.owner.lost(c, code) // first: what is sent anew is not to come back here
 	}
 	if code == exchange.Connect {
 		c.h2.Abort(http2.RefusedStream)
@@ -730,8 +805,8 @@ func (c *h2conn) cutOff(err error) {
 	}
 	c.unsent, c.wblk, c.goaway = true, true, true
 	c.ready, c.fin = true, true
-	if c.in != nil {
-		c.in.retire(c)
+	if c.owner != nil {
+		c.owner.retired(c)
 	}
 	c.pump()
 }
@@ -799,7 +874,7 @@ func (c *h2conn) request(x *exchange.Exchange) {
 		}
 	}
 	c.requests++
-	st := c.l.getStream()
+	st := c.free.getStream()
 	st.c, st.s, st.x, st.moved, st.from = c, s, x, c.l.Now(), c.tx+int64(len(c.sealed))
 	s.User = st
 	x.Forward(st)
@@ -876,7 +951,7 @@ func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 		return
 	}
 	c.requests++
-	st := c.l.getStream()
+	st := c.free.getStream()
 	st.c, st.s, st.remote, st.moved = c, s, end, c.l.Now()
 	st.asks = h.Upgrade != nil
 	s.User = st
@@ -1083,8 +1158,8 @@ func (c *h2conn) OnWritable(s *http2.Stream) {
 // OnGoAway is http2.Handler.
 func (c *h2conn) OnGoAway(uint32, http2.Code) {
 	c.goaway = true
-	if c.in != nil {
-		c.in.retire(c)
+	if c.owner != nil {
+		c.owner.retired(c)
 	}
 	c.mark()
 }
@@ -1145,8 +1220,8 @@ func (st *h2stream) finish() {
 
 // freed: a stream has ended, and its place may be another's.
 func (c *h2conn) freed() {
-	if c.in != nil && len(c.in.waiters) > 0 {
-		c.in.wake()
+	if c.owner != nil {
+		c.owner.freed()
 	}
 }
 
@@ -1190,8 +1265,8 @@ func (st *h2stream) release() {
 		st.c.waits, st.at = ws[:last], 0
 	}
 	st.leave()
-	st.c.l.deadSt = append(st.c.l.deadSt, st)
-	st.c.l.wantReap()
+	st.c.free.dead = append(st.c.free.dead, st)
+	st.c.free.queue()
 }
 
 // WriteHead is exchange.Stream.
@@ -1301,9 +1376,9 @@ func (st *h2stream) Abort(code exchange.Code) {
 	c.mark()
 	c.wantReap()
 	st.finish()
-	if c.in != nil && !c.goaway && c.h2.Tired() { // the peer might take us for an attack, and cut the others
+	if c.owner != nil && !c.goaway && c.h2.Tired() { // the peer might take us for an attack, and cut the others
 		c.goaway = true
-		c.in.retire(c)
+		c.owner.retired(c)
 	}
 }
 
@@ -1393,8 +1468,8 @@ func (c *h2conn) Show(s *ConnState) bool {
 		s.State = "idle"
 	}
 	if c.client {
-		if s.Role = "application"; c.in != nil && c.in.name != "" {
-			s.Socket = c.in.name
+		if s.Role = "application"; c.socket != "" {
+			s.Socket = c.socket
 		} else {
 			s.Destination = PeerAddr(c.fd)
 		}

@@ -35,7 +35,7 @@ type Hop struct {
 func (l *Loop) NewHop(pod *Pod, dial DialHop, empty func()) *Hop {
 	h := &Hop{pod: pod, dial: dial, empty: empty}
 	h.sessions = sessions{l: l, more: h.dialMore, check: h.emptied}
-	l.hops[h] = struct{}{}
+	pod.share(l).resources[h] = struct{}{}
 	return h
 }
 
@@ -59,12 +59,12 @@ func (h *Hop) dialMore() {
 		return
 	}
 	h.dialing = true
-	sh := h.pod.share(h.l)
-	if sh.dials >= podDials {
-		sh.dialq = append(sh.dialq, h)
+	d := h.l.dialsOf(h.pod)
+	if d.dials >= podDials {
+		d.dialq = append(d.dialq, h)
 		return
 	}
-	h.dialNow(sh)
+	h.dialNow(d)
 }
 
 // redial is a hop as the task of its timer: the pause after sessions that carried
@@ -82,32 +82,27 @@ func (v *redial) Run() {
 func (v *redial) Fail(cause error) { (*Hop)(v).fail(cause, exchange.Connect) }
 
 // dialNow dials; it is its turn.
-func (h *Hop) dialNow(sh *share) {
-	sh.dials++
-	ctx, cancel := context.WithCancel(h.l.eng.ctx)
+func (h *Hop) dialNow(d *dialQueue) {
+	d.dials++
+	ctx, cancel := context.WithCancel(h.l.proc.ctx)
 	h.cancel = cancel
-	h.l.eng.wg.Go(func() {
+	h.l.proc.wg.Go(func() {
 		fd, rec, bond, err := h.dial(ctx)
 		cancel()
-		if perr := h.l.Post(func() { sh.dialled(); h.dialled(fd, rec, bond, err) }); perr != nil && err == nil {
+		if perr := h.l.Post(func() { d.dialled(); h.dialled(fd, rec, bond, err) }); perr != nil && err == nil {
 			unix.Close(fd)
 			bond.Release()
 		}
 	})
 }
 
-// dialled gives the place of a dial that is over to the hop that waits longest.
-func (s *share) dialled() {
-	s.dials--
-	for len(s.dialq) > 0 && s.dials < podDials {
-		h := s.dialq[0]
-		s.dialq[0] = nil
-		if s.dialq = s.dialq[1:]; h.leaving != nil {
-			h.dialing = false
-			h.emptied()
-		} else if !h.closed {
-			h.dialNow(s)
-		}
+// nextDial is dialWaiter.
+func (h *Hop) nextDial(d *dialQueue) {
+	if h.leaving != nil {
+		h.dialing = false
+		h.emptied()
+	} else if !h.closed {
+		h.dialNow(d)
 	}
 }
 
@@ -139,7 +134,7 @@ func (h *Hop) dialled(fd int, rec record.Conn, bond Bond, err error) {
 
 func (h *Hop) emptied() {
 	if len(h.conns)+len(h.old) == 0 && !h.dialing && len(h.waiters) == 0 {
-		delete(h.l.hops, h)
+		delete(h.pod.share(h.l).resources, h)
 		h.l.Disarm(&h.again)
 		if h.empty != nil && !h.closed {
 			h.closed = true
@@ -148,6 +143,9 @@ func (h *Hop) emptied() {
 		}
 	}
 }
+
+// podGone is resource: nothing is to be tried again for the pod.
+func (h *Hop) podGone() { h.shut(errPodGone, exchange.Closed) }
 
 // Close ends all sessions at once (identity revoked, endpoint unhealthy). Requests under
 // way fail as Closed; those that wait, of which nothing was sent, as Connect.
@@ -269,7 +267,7 @@ func (h *Hop) shut(cause error, waiting exchange.Code) {
 	if h.closed {
 		return
 	}
-	delete(h.l.hops, h)
+	delete(h.pod.share(h.l).resources, h)
 	h.l.Disarm(&h.again)
 	h.leaveGroup()
 	if h.cancel != nil {

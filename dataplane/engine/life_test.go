@@ -409,8 +409,8 @@ func TestHopSessions(t *testing.T) {
 		c.Close()
 	}
 	m.onLoop(func(l *Loop) {
-		if len(l.hops) != 0 || m.theHop != nil {
-			t.Errorf("%d hops are kept for nothing", len(l.hops))
+		if n := len(m.src.share(l).resources); n != 0 || m.theHop != nil {
+			t.Errorf("%d hops are kept for nothing", n)
 		}
 	})
 }
@@ -564,7 +564,7 @@ func TestRemovePod(t *testing.T) {
 		}
 	}
 	s.onLoop(func(l *Loop) {
-		for k := range l.apps {
+		for k := range l.appPools() {
 			if k.pod != stay {
 				t.Error("a pool of a removed pod is kept")
 			}

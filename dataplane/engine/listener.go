@@ -11,20 +11,6 @@ import (
 	"aether/tproxy/socket"
 )
 
-// Accept gets a connected, non-blocking socket, which is its own from now on.
-type Accept func(l *Loop, fd int)
-
-// listener is one listening socket of a pod on a loop.
-type listener struct {
-	l      *Loop
-	pod    *Pod
-	fd     int
-	accept Accept
-	vital  bool
-	timer  reactor.Timer
-	paused bool
-}
-
 // Listen accepts connections of fd, a non-blocking listening socket, on the
 // pod's home loop until RemovePod or StopListening. fd stays the caller's to
 // close, after that.
@@ -102,7 +88,7 @@ func (ln *listener) Event(uint32) { ln.take() }
 
 // take accepts what may be accepted in this iteration, and reports whether more may wait.
 func (ln *listener) take() bool {
-	l, e, sh := ln.l, ln.l.eng, ln.pod.share(ln.l)
+	l, e, sh := ln.l, ln.l.proc, ln.pod.share(ln.l)
 	most := podAccepts
 	if why, may := ln.may(); !may {
 		if !ln.vital || why == ShedFiles {
@@ -149,7 +135,7 @@ func (ln *listener) take() bool {
 
 // room reports whether the next connection's descriptor lies outside of the reserve.
 func (ln *listener) room() bool {
-	e := ln.l.eng
+	e := ln.l.proc
 	if !e.scarce.Load() {
 		return true
 	}
@@ -176,7 +162,7 @@ func (ln *listener) may() (why Shed, may bool) {
 
 // pause leaves the backlog alone for acceptPause.
 func (ln *listener) pause(why Shed) {
-	l, e := ln.l, ln.l.eng
+	l, e := ln.l, ln.l.proc
 	e.shed(why)
 	if last, now := ln.pod.warned.Load(), l.Now(); (last == 0 || now-last >= warnEvery) && ln.pod.warned.CompareAndSwap(last, now) {
 		e.log.Warn("new connections wait", "pod", ln.pod.Name, "why", why.String(), "descriptors", ln.pod.Files(),
@@ -192,7 +178,7 @@ func (ln *listener) pause(why Shed) {
 func (ln *listener) Run() {
 	ln.paused = false
 	if err := ln.l.Register(ln.fd, ln, reactor.Accept); err != nil {
-		ln.l.eng.log.Error("cannot accept any more", "pod", ln.pod.Name, "err", err)
+		ln.l.proc.log.Error("cannot accept any more", "pod", ln.pod.Name, "err", err)
 	}
 }
 
@@ -208,7 +194,7 @@ func (p *Pod) StopListening(ctx context.Context, last bool) error {
 	p.mu.Lock()
 	p.deaf = true
 	p.mu.Unlock()
-	return p.eng.everywhere(ctx, p.eng.Loops(), func(l *Loop) {
+	return everywhere(ctx, p.loops(), func(l *Loop) {
 		if last {
 			p.acceptRest(l)
 		}

@@ -93,7 +93,7 @@ func overUnix(pod *Pod, to socket.Unix, h2 bool) *svc {
 // pools counts the pools of applications on the one loop.
 func pools(t *testing.T, s *stage) (n int) {
 	t.Helper()
-	for _, k := range ask(t, s, func(l *Loop) int { return len(l.apps) }) {
+	for _, k := range ask(t, s, func(l *Loop) int { return len(l.appPools()) }) {
 		n += k
 	}
 	return n
@@ -268,7 +268,7 @@ func TestUnixDialsAreBounded(t *testing.T) {
 		})
 	}
 	eventually(t, "as many as may are being made, and wait", func() bool {
-		now := ask(t, s, func(l *Loop) [2]int { sh := pod.share(l); return [2]int{sh.socks, len(sh.sockq)} })[0]
+		now := ask(t, s, func(l *Loop) [2]int { d := l.dialsOf(pod); return [2]int{d.socks, len(d.sockq)} })[0]
 		if now[0] > podSocks || now[1] > maxWaiters {
 			t.Fatalf("%d are being made, %d wait", now[0], now[1])
 		}

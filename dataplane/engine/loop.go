@@ -22,24 +22,18 @@ type Gauges struct {
 // Loop is a reactor loop with what HTTP connections on it share.
 type Loop struct {
 	*reactor.Loop
-	eng *Engine
+	proc *process
 
 	// Gauges say what the loop carries now. The loop writes them; anybody may read.
 	Gauges Gauges
 
 	asked   atomic.Bool // a question of Ask is on its way or in work
-	load    float64     // guarded by eng.mu
+	load    float64     // guarded by Engine.mu
 	lastCPU time.Duration
 
 	crowd crowd
 	level Level // how short of memory the process is, and
 	scale int64 // hundredths of the limits of time that are in force
-
-	hops map[*Hop]struct{}
-	apps map[appKey]*appPool
-
-	nears map[*Near]struct{}
-	pairs []*pair // free
 
 	draining bool // the process is leaving: clients' connections are to end
 	shut     bool // and HTTP/2 requests of new ones are not taken any more
@@ -50,14 +44,25 @@ type Loop struct {
 	reqHead, resHead httpmsg.Head // the head just parsed; whoever keeps it copies it
 
 	in, big, out, bigOut [][]byte // free buffers
-	streams              []*h2stream
-	late                 []*h2stream // scratch of h2conn.expire
 
 	dead   []*exchange.Exchange // to be recycled after the flush
 	deadOf []*exchange.Pool
-	deadSt []*h2stream
-	reapH2 []*h2conn
 	reap   bool
+
+	kept [keptKinds]freeList // what the rooms above keep on each loop
+}
+
+// What the rooms above keep on each loop.
+const (
+	keptH2    = iota // h2Free
+	keptApps         // appPools
+	keptPairs        // pairFree
+	keptKinds
+)
+
+// freeList is something that a room above keeps on a loop.
+type freeList interface {
+	shrink() // memory is short: what is free is not to be kept
 }
 
 // Run recycles what ended in this iteration: nothing holds it any more.
@@ -69,29 +74,6 @@ func (r *reaper) Run() {
 		l.dead[i], l.deadOf[i] = nil, nil
 	}
 	l.dead, l.deadOf = l.dead[:0], l.deadOf[:0]
-	for i, s := range l.deadSt {
-		l.deadSt[i] = nil
-		if len(l.streams) < l.keep(keepStreams) {
-			*s = h2stream{pend: s.pend[:0]}
-			if cap(s.pend) > keepPend {
-				s.pend = nil
-			}
-			l.streams = append(l.streams, s)
-		}
-	}
-	l.deadSt = l.deadSt[:0]
-	for i, c := range l.reapH2 {
-		l.reapH2[i] = nil
-		c.reaping = false
-		c.h2.Reap()
-		if c.closed {
-			c.h2.Idle() // a stream of it may wait for long
-		}
-		if !c.closed && !c.wblk && len(c.h2.Out()) > 0 {
-			c.mark() // window that nobody had given back
-		}
-	}
-	l.reapH2 = l.reapH2[:0]
 }
 
 type reaper Loop
@@ -101,9 +83,7 @@ func (r *reaper) Fail(error) {
 	l := (*Loop)(r)
 	clear(l.dead)
 	clear(l.deadOf)
-	clear(l.deadSt)
-	clear(l.reapH2)
-	l.dead, l.deadOf, l.deadSt, l.reapH2 = l.dead[:0], l.deadOf[:0], l.deadSt[:0], l.reapH2[:0]
+	l.dead, l.deadOf = l.dead[:0], l.deadOf[:0]
 }
 
 func (l *Loop) wantReap() {
@@ -192,7 +172,12 @@ func (l *Loop) putOut(b []byte) {
 // press puts a level in force on the loop.
 func (l *Loop) press(level Level, scale int64) {
 	if level >= Shrink {
-		l.in, l.big, l.out, l.bigOut, l.streams = nil, nil, nil, nil, nil
+		l.in, l.big, l.out, l.bigOut = nil, nil, nil, nil
+		for _, k := range l.kept {
+			if k != nil {
+				k.shrink()
+			}
+		}
 	}
 	shorter := scale < l.scale
 	l.level, l.scale = level, scale
@@ -276,16 +261,16 @@ func (l *Loop) HandOff(fd int) (*net.TCPConn, error) {
 // Go runs f in a goroutine that Run waits for. It is for what a client has under
 // way: Serving counts it.
 func (l *Loop) Go(f func()) {
-	l.eng.going.Add(1)
-	l.eng.wg.Go(func() {
-		defer l.eng.going.Add(-1)
+	l.proc.going.Add(1)
+	l.proc.wg.Go(func() {
+		defer l.proc.going.Add(-1)
 		f()
 	})
 }
 
 // everywhere runs f on the loops and waits for them, or until ctx ends: f then runs
 // on the others when they get to it. A loop that has ended has nothing left.
-func (e *Engine) everywhere(ctx context.Context, loops []*Loop, f func(*Loop)) error {
+func everywhere(ctx context.Context, loops []*Loop, f func(*Loop)) error {
 	done := make(chan struct{}, len(loops))
 	n := 0
 	for _, l := range loops {
@@ -312,4 +297,17 @@ type drainer interface {
 	drain()
 	// farewell says, at the deadline, what is left to say: the connection is cut next.
 	farewell()
+}
+
+// date is the Date of an answer that goes out now.
+func (l *Loop) date() []byte { return l.dates.at(l.Now(), time.Now) }
+
+// dated adds the Date that a final answer lacks: its origin had none, or we made it (RFC 9110 6.6.1).
+func (l *Loop) dated(h *httpmsg.Head) {
+	if h.Status < 200 {
+		return
+	}
+	if _, ok := h.Get("date"); !ok {
+		h.Add(fieldDate, l.date())
+	}
 }

@@ -57,7 +57,8 @@ type Near struct {
 // is called when it has been closed.
 func (l *Loop) NewNear(from, to *Pod, meet Meet, empty func()) *Near {
 	n := &Near{l: l, from: from, to: to, meet: meet, empty: empty, born: l.Now(), used: l.Now()}
-	l.nears[n] = struct{}{}
+	from.share(l).resources[n] = struct{}{}
+	to.share(l).resources[n] = struct{}{}
 	return n
 }
 
@@ -86,6 +87,47 @@ func (n *Near) Send(x *exchange.Exchange) {
 	n.ask()
 }
 
+// open gives x to the destination.
+func (n *Near) open(x *exchange.Exchange) {
+	p := n.l.pairFree().get()
+	p.owner, p.from, p.l, p.info, p.out, p.at = n, n.from, n.l, n.met.Info, x, len(n.pairs)
+	n.pairs = append(n.pairs, p)
+	n.requests++
+	x.Forward((*pairUp)(p))
+}
+
+// settled is pairOwner.
+func (n *Near) settled(p *pair) {
+	last := len(n.pairs) - 1
+	n.pairs[p.at] = n.pairs[last]
+	n.pairs[p.at].at = p.at
+	n.pairs[last] = nil
+	n.pairs = n.pairs[:last]
+	n.used = n.l.Now()
+	if p.drained {
+		n.drains--
+	}
+}
+
+// mayDrain is pairOwner.
+func (n *Near) mayDrain() bool {
+	if n.drains >= maxDrains {
+		return false
+	}
+	n.drains++
+	return true
+}
+
+// checkLeft is pairOwner.
+func (n *Near) checkLeft() {
+	if n.leaving != nil && len(n.pairs) == 0 {
+		n.Close(n.leaving)
+	}
+}
+
+// podGone is resource.
+func (n *Near) podGone() { n.shut(errPodGone, exchange.Closed) }
+
 // fresh reports whether requests may go: everything holds that was true when the two met.
 func (n *Near) fresh() bool {
 	if n.closed || n.met.Info == nil {
@@ -107,9 +149,9 @@ func (n *Near) ask() {
 		return
 	}
 	n.meeting = true
-	ctx, cancel := context.WithCancel(n.l.eng.ctx)
+	ctx, cancel := context.WithCancel(n.l.proc.ctx)
 	n.cancel = cancel
-	n.l.eng.wg.Go(func() {
+	n.l.proc.wg.Go(func() {
 		met, err := n.meet(ctx)
 		cancel()
 		_ = n.l.Post(func() { n.told(met, err) })
@@ -233,7 +275,8 @@ func (n *Near) shut(cause error, waiting exchange.Code) {
 	n.closed = true
 	n.l.Disarm(&n.last)
 	n.l.Disarm(&n.judged)
-	delete(n.l.nears, n)
+	delete(n.from.share(n.l).resources, n)
+	delete(n.to.share(n.l).resources, n)
 	n.met = Met{}
 	if n.cancel != nil {
 		n.cancel()

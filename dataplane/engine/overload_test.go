@@ -78,7 +78,7 @@ func (p *pressed) set(pct uint64) {
 func TestShrink(t *testing.T) {
 	s := newPressed(t, Config{})
 	free := func() (n int) {
-		s.onLoop(func(l *Loop) { n = len(l.in) + len(l.big) + len(l.out) + len(l.bigOut) + len(l.streams) })
+		s.onLoop(func(l *Loop) { n = len(l.in) + len(l.big) + len(l.out) + len(l.bigOut) + len(l.h2Free().streams) })
 		return
 	}
 	fill := func() {

@@ -14,12 +14,13 @@ import (
 //     neither exchange is ever called while it is calling.
 //   - Heads reach the other side as they would over the hop: HTTP/2's, without a connection's fields.
 type pair struct {
-	n    *Near
-	l    *Loop
-	info *ConnInfo
-	at   int                // in n.pairs
-	out  *exchange.Exchange // nil once it needs nothing any more
-	in   *exchange.Exchange // nil before it has begun
+	owner pairOwner
+	from  *Pod // the source's
+	l     *Loop
+	info  *ConnInfo
+	at    int                // among its owner's
+	out   *exchange.Exchange // nil once it needs nothing any more
+	in    *exchange.Exchange // nil before it has begun
 
 	buf      []byte // of the request's body, not taken yet: buf[off:]
 	off      int
@@ -49,20 +50,44 @@ type (
 	pairDown pair
 )
 
-// open gives x to the destination.
-func (n *Near) open(x *exchange.Exchange) {
-	var p *pair
-	if k := len(n.l.pairs); k > 0 {
-		p = n.l.pairs[k-1]
-		n.l.pairs[k-1] = nil
-		n.l.pairs = n.l.pairs[:k-1]
-	} else {
-		p = &pair{}
+// pairOwner has made a pair between two pods of this node.
+type pairOwner interface {
+	settled(p *pair) // both exchanges have ended, and the pair is recycled next
+	// mayDrain reports whether one more pair may throw an answer away while it comes.
+	mayDrain() bool
+	checkLeft() // a pair is gone: perhaps it was the last
+}
+
+// pairFree are a loop's free pairs.
+type pairFree struct{ pairs []*pair }
+
+func (l *Loop) pairFree() *pairFree {
+	f, ok := l.kept[keptPairs].(*pairFree)
+	if !ok {
+		f = &pairFree{}
+		l.kept[keptPairs] = f
 	}
-	p.n, p.l, p.info, p.out, p.at = n, n.l, n.met.Info, x, len(n.pairs)
-	n.pairs = append(n.pairs, p)
-	n.requests++
-	x.Forward((*pairUp)(p))
+	return f
+}
+
+func (f *pairFree) shrink() {}
+
+func (f *pairFree) get() *pair {
+	k := len(f.pairs)
+	if k == 0 {
+		return &pair{}
+	}
+	p := f.pairs[k-1]
+	f.pairs[k-1] = nil
+	f.pairs = f.pairs[:k-1]
+	return p
+}
+
+func (f *pairFree) put(p *pair) {
+	if len(f.pairs) < keepPairs {
+		*p = pair{}
+		f.pairs = append(f.pairs, p)
+	}
 }
 
 func (p *pair) mark() {
@@ -134,13 +159,12 @@ func (u *pairUp) Abort(exchange.Code) {
 
 // Drain is exchange.Drainer.
 func (u *pairUp) Drain() {
-	if u.n.drains >= maxDrains {
+	if !u.owner.mayDrain() {
 		u.Abort(exchange.Cancel)
 		return
 	}
 	p := (*pair)(u)
 	p.out, p.drained, p.room = nil, true, true
-	p.n.drains++
 	p.mark()
 }
 
@@ -255,7 +279,7 @@ func (p *pair) account() {
 		}
 	}
 	if n != p.held {
-		p.n.from.share(p.l).hold(n - p.held)
+		p.from.share(p.l).hold(n - p.held)
 		p.held = n
 	}
 }
@@ -316,29 +340,16 @@ func (p *pair) settle() {
 	}
 	p.dead = true
 	p.account()
-	n := p.n
-	last := len(n.pairs) - 1
-	n.pairs[p.at] = n.pairs[last]
-	n.pairs[p.at].at = p.at
-	n.pairs[last] = nil
-	n.pairs = n.pairs[:last]
-	n.used = p.l.Now()
-	if p.drained {
-		n.drains--
-	}
+	owner := p.owner
+	owner.settled(p)
 	if p.begun {
 		p.l.release(p.info.Pool, p.in)
 	}
 	if p.buf != nil {
 		p.l.putOut(p.buf)
 	}
-	if l := p.l; len(l.pairs) < keepPairs {
-		*p = pair{}
-		l.pairs = append(l.pairs, p)
-	}
-	if n.leaving != nil && len(n.pairs) == 0 {
-		n.Close(n.leaving)
-	}
+	p.l.pairFree().put(p)
+	owner.checkLeft()
 }
 
 // Fail is reactor.Flusher: one of the two services panicked.

@@ -9,9 +9,10 @@ import (
 
 // Pod is the engine's side of one pod: its home loop and its budget.
 type Pod struct {
-	Name string // for errors and the state dump
-	eng  *Engine
-	home atomic.Pointer[Loop]
+	Name  string // for errors and the state dump
+	proc  *process
+	home  atomic.Pointer[Loop]
+	loops func() []*Loop // all there are
 
 	shares    []*share // by loop: each is its loop's own
 	files     atomic.Int64
@@ -64,7 +65,7 @@ func (p *Pod) removed() bool {
 // gives the same number back, negative, later. Safe for concurrent use.
 func (p *Pod) Hold(n int) {
 	p.files.Add(int64(n))
-	p.eng.files.Add(int64(n))
+	p.proc.files.Add(int64(n))
 }
 
 // Files is how many descriptors are accounted to the pod. Safe for concurrent use.
@@ -72,36 +73,10 @@ func (p *Pod) Files() int64 { return p.files.Load() }
 
 // full reports whether the pod may have no further connection.
 func (p *Pod) full() bool {
-	e := p.eng
+	e := p.proc
 	own := p.files.Load()
 	return own >= leastFiles && own >= e.budget.share(own, e.files.Load(), e.npods.Load() <= 1)
 }
-
-// What a pod may do in one iteration of a loop. Pods that have work put off divide it
-// among them, down to the least of each, so that an iteration does not grow with
-// the number of busy pods.
-const (
-	podBytes   = 512 << 10 // bytes read
-	podWork    = 128       // reads, accepts and heads handled; half of the events of a wait, so that others are looked for
-	podSent    = 4 << 20   // bytes written or sealed
-	podAccepts = 64        // connections accepted, a listener
-	leastBytes = 64 << 10
-	leastWork  = 32
-	leastSent  = 512 << 10
-)
-
-// What a pod may hold on one loop.
-const (
-	podHeld     = 64 << 20 // bytes of buffers and parked requests, or a quarter of the process's limit of memory if that is less
-	hopHeld     = 2        // times podHeld: a session of a hop is read from until then
-	fairHeld    = 1 << 20  // above podHeld an HTTP/2 connection that holds so much is not read from
-	tightOut    = 16 << 10 // and an HTTP/1 connection queues so much output
-	roomyPart   = 4        // while what goroutines hold for the pod is less than this part of podHeld relays take large buffers
-	requestHeld = 2 << 10  // bytes that the objects of one request take: exchange, streams, what services keep of it
-	streamHeld  = 256      // and those of its upstream stream
-	podDials    = 64       // hop sessions being made
-	podSocks    = 64       // connections to the pod's Unix socket being made
-)
 
 // share is a pod's part of one loop: what it has used of the running iteration,
 // what waits for its turn, and what the pod holds. It is the loop's own.
@@ -121,12 +96,13 @@ type share struct {
 	held    int  // bytes, as the connections last told
 	tight   bool // held, with what the pod holds elsewhere, has met the bound, and is not three quarters of it again yet
 	waiting []heldUp
-	dials   int
-	dialq   []*Hop // wait for a dial's turn
-	socks   int    // connections to the pod's Unix socket that are being made
-	sockq   []localDial
-	hasty   bool // appPool's, of the last Unix socket of which no connection is left
+
+	resources map[resource]struct{}
+	dials     any // dialQueue, which what makes connections for the pod keeps here
 }
+
+// resource is what ends with its pod, beside the pod's connections.
+type resource interface{ podGone() }
 
 // heldUp is a connection that is not read from while its pod holds too much.
 type heldUp interface {
@@ -225,11 +201,11 @@ func (s *share) Fail(error) { s.queue, s.head = nil, 0 }
 func (s *share) hold(d int) {
 	s.held += d
 	held := s.held + int(s.pod.elsewhere.Load())
-	switch most := s.l.eng.podHeld(); {
+	switch most := s.l.proc.podHeld(); {
 	case !s.tight && held > most:
 		s.tight = true
 		s.pod.tight.Add(1)
-		s.l.eng.shed(ShedPodMemory)
+		s.l.proc.shed(ShedPodMemory)
 	case s.tight && held < most/4*3:
 		s.tight = false
 		s.pod.tight.Add(-1)
@@ -272,7 +248,7 @@ func (p *Pod) HoldBytes(n int) {
 	if p.elsewhere.Add(int64(n)); n >= 0 || p.tight.Load() == 0 || !p.look.CompareAndSwap(false, true) {
 		return
 	}
-	for _, l := range p.eng.Loops() { // those whose connections wait for it
+	for _, l := range p.loops() { // those whose connections wait for it
 		_ = l.Post(func() {
 			p.look.Store(false)
 			p.share(l).hold(0)
@@ -286,13 +262,13 @@ func (p *Pod) BytesElsewhere() int64 { return p.elsewhere.Load() }
 // Roomy reports whether what is held for the pod elsewhere than by the engine is so little that large
 // buffers may be taken. Safe for concurrent use.
 func (p *Pod) Roomy() bool {
-	return p.tight.Load() == 0 && p.elsewhere.Load() < int64(p.eng.podHeld()/roomyPart)
+	return p.tight.Load() == 0 && p.elsewhere.Load() < int64(p.proc.podHeld()/roomyPart)
 }
 
 // HoldsTooMuch reports whether the pod holds as much memory as it may: nothing more is to be kept for it. Safe
 // for concurrent use.
 func (p *Pod) HoldsTooMuch() bool {
-	return p.tight.Load() > 0 || p.elsewhere.Load() > int64(p.eng.podHeld())
+	return p.tight.Load() > 0 || p.elsewhere.Load() > int64(p.proc.podHeld())
 }
 
 // PutOff reports whether the pod has had its share of this iteration; t then
@@ -318,6 +294,20 @@ func (p *Pod) Sheds(l *Loop) bool {
 	if s.hold(0); l.level < StopRequests && !s.tight { // what is held elsewhere may have changed
 		return false
 	}
-	l.eng.shed(ShedRequest)
+	l.proc.shed(ShedRequest)
 	return true
 }
+
+// listener is one listening socket of a pod on a loop.
+type listener struct {
+	l      *Loop
+	pod    *Pod
+	fd     int
+	accept Accept
+	vital  bool
+	timer  reactor.Timer
+	paused bool
+}
+
+// Accept gets a connected, non-blocking socket, which is its own from now on.
+type Accept func(l *Loop, fd int)

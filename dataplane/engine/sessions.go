@@ -127,8 +127,8 @@ func (s *sessions) fail(cause error, code exchange.Code) {
 	}
 }
 
-// retire takes a session out of use; its streams go on.
-func (s *sessions) retire(c *h2conn) {
+// retired takes a session out of use; its streams go on.
+func (s *sessions) retired(c *h2conn) {
 	s.aside(c)
 	s.wake()
 	s.check()
@@ -154,5 +154,12 @@ func (s *sessions) close(cause error, code exchange.Code) {
 	for _, c := range slices.Concat(s.conns, s.old) {
 		c.cause = cause
 		c.end(code)
+	}
+}
+
+// freed gives the place of a stream that has ended to a request that waits.
+func (s *sessions) freed() {
+	if len(s.waiters) > 0 {
+		s.wake()
 	}
 }

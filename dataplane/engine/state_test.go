@@ -131,8 +131,10 @@ func TestOpenSessions(t *testing.T) {
 	addr := s.front(pod, v, false)
 	sessions := func() (list []SessionState) {
 		answers, silent := Ask(t.Context(), s.e, func(l *Loop) (list []SessionState) {
-			for h := range l.hops {
-				h.Sessions(time.Unix(1000, 0), func(s SessionState) { list = append(list, s) })
+			for r := range pod.share(l).resources {
+				if h, ok := r.(*Hop); ok {
+					h.Sessions(time.Unix(1000, 0), func(s SessionState) { list = append(list, s) })
+				}
 			}
 			return list
 		})

@@ -15,9 +15,8 @@ import (
 )
 
 var (
-	errAgain   = errors.New("engine: would block")
-	errYield   = errors.New("engine: the pod's share of this iteration is spent")
-	errPodGone = errors.New("engine: the pod was removed")
+	errAgain = errors.New("engine: would block")
+	errYield = errors.New("engine: the pod's share of this iteration is spent")
 )
 
 // transport is the socket under a connection: plain, or TLS records over memory.
