@@ -391,6 +391,7 @@ var bounds = []bound{
 	{"controlplane/file", "maxFiles", "files", "a further file is not read; reported"},
 	{"controlplane/file", "maxDirDepth", "directories, nested", "a deeper one is not read; reported"},
 	{"controlplane/file", "maxProblems", "problems reported at once", "the last one says how many are left out"},
+	{"controlplane/file", "maxAccounts", "ServiceAccounts that a problem names", "it says how many more there are"},
 	{"controlplane/file", "maxRetries", "bytes of a file that are parsed again", "the line of an error in a file that is no YAML is the parser's guess"},
 	{"controlplane/file", "quiet", "time", "without a change this long, the directory is read"},
 	{"controlplane/file", "holdMax", "time", "the directory is read this long after the first change, however many follow"},
