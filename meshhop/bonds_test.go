@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"aether/e2e/testseed"
 	"aether/mtls"
 	"aether/mtls/devca"
 	"aether/mtls/spiffeid"
@@ -209,8 +210,7 @@ func TestSessionEnds(t *testing.T) {
 // TestSessionEndsAtRandom: of many sessions, with handshakes of many peers and renewals of the own certificate in between, each
 // ends at the earlier of the latest that its own identity and its very peer have shown, and nothing is kept of them then.
 func TestSessionEndsAtRandom(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testseed.Seed(t)
 	synctest.Test(t, func(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
 		r := newRing(t, 2*time.Hour)

@@ -217,6 +217,7 @@ func (s *service) userPorts(obj *model.Service, say func(object, format string, 
 			continue
 		case p.Target == 0:
 			say(s.rule, "port %d names nothing: its targetPort %q is not resolved; use the number", p.Number, p.TargetName)
+			s.viewProblems[len(s.viewProblems)-1].Part = model.PortPart(&p)
 			continue
 		}
 		v := viewPort{p.Number, p.Target, assumed(p), !p.UDP} // of pods that are not there, nobody can know

@@ -98,7 +98,12 @@ type builder struct {
 }
 
 func (b *builder) report(it item, line int, format string, args ...any) {
-	b.problems = append(b.problems, problem{Object: it.object, File: it.file, Line: line, Reason: fmt.Sprintf(format, args...)})
+	b.refuse("", it, line, format, args...)
+}
+
+// refuse reports that a part of the object is refused (model.Problem.Part).
+func (b *builder) refuse(part string, it item, line int, format string, args ...any) {
+	b.problems = append(b.problems, problem{Object: it.object, File: it.file, Line: line, Reason: fmt.Sprintf(format, args...), Part: part})
 }
 
 // claim takes key for it, or reports whoever has it already; what is kept gives way without a word. format
@@ -163,7 +168,7 @@ func (b *builder) service(it item) {
 		}
 		var why string
 		if p.Target, why = resolve(it.service, p, b.pods[s.Name.Namespace]); why != "" {
-			b.report(it, it.service.Lines[i], "port %s: targetPort %q names nothing: %s; write the number, or annotation %s",
+			b.refuse(model.PortPart(p), it, it.service.Lines[i], "port %s: targetPort %q names nothing: %s; write the number, or annotation %s",
 				gamma.PortKey(p.Number, p.UDP), p.TargetName, why, AnnotationTargetPorts)
 		}
 	}

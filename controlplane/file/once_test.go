@@ -6,11 +6,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"aether/controlplane/compile"
 	"aether/controlplane/input"
 	"aether/dataplane/model"
+	"aether/e2e/testseed"
 )
 
 // ruleFlaws are single flaws of a rule, each with what its problem has to name.
@@ -52,8 +52,7 @@ status: {phase: Running, podIPs: [{ip: 10.244.1.11}], conditions: [{type: Ready,
 // copy, has exactly one problem that names route, rule and reason, however many look at it on
 // its way from the file into the snapshot.
 func TestOneProblemARule(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := testseed.Seed(t)
 	for i := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, i))
 		var rules strings.Builder

@@ -94,6 +94,39 @@ func (c *filterReader) bad(path []string, format string, args ...any) {
 	}
 }
 
+// missing is bad of what is missing in path, unless something that stands there could not be read: that was it.
+func (c *filterReader) missing(path []string, format string, args ...any) {
+	if !unread(c.flaws, path) {
+		c.bad(path, format, args...)
+	}
+}
+
+// unread reports whether a field directly in path, or path itself, could not be read.
+func unread(flaws []Flaw, path []string) bool {
+	at := fieldPath(path)
+	return slices.ContainsFunc(flaws, func(f Flaw) bool {
+		i := strings.LastIndexAny(f.Path, ".[")
+		return f.Path != "" && (f.Path == at || i >= 0 && f.Path[:i] == at)
+	})
+}
+
+// unreadIn reports whether a field somewhere in the one at path could not be read.
+func unreadIn(flaws []Flaw, path string) bool {
+	return slices.ContainsFunc(flaws, func(f Flaw) bool { return strings.HasPrefix(f.Path, path+".") })
+}
+
+// fieldPath is a path as text: spec.rules[0].matches.
+func fieldPath(path []string) (field string) {
+	for _, p := range path {
+		if _, err := strconv.Atoi(p); err == nil {
+			field += "[" + p + "]"
+		} else {
+			field = join(field, p)
+		}
+	}
+	return field
+}
+
 // spec is the path of a field below spec.
 func spec(path ...string) []string { return append([]string{"spec"}, path...) }
 
@@ -106,15 +139,7 @@ func (c *filterReader) enum(path []string, prefix, s string, names ...string) in
 	if i := slices.Index(names, strings.TrimPrefix(s, prefix)); i >= 0 {
 		return i
 	}
-	field := ""
-	for _, p := range path {
-		if _, err := strconv.Atoi(p); err == nil {
-			field += "[" + p + "]"
-		} else {
-			field = join(field, p)
-		}
-	}
-	c.bad(path, "%s %.100q does not exist: write %s", field, s, strings.Join(names, " or "))
+	c.bad(path, "%s %.100q does not exist: write %s", fieldPath(path), s, strings.Join(names, " or "))
 	return 0
 }
 
@@ -150,7 +175,7 @@ func (c *filterReader) targets(s *HTTPFilterSpec) {
 		}
 	}
 	if len(s.TargetRefs) == 0 && c.f.Scope != model.ScopeRoute {
-		c.bad(spec("targetRefs"), "%s without targetRefs is in force nowhere: name the Services", s.Scope)
+		c.missing(spec(), "%s without targetRefs is in force nowhere: name the Services", s.Scope)
 	}
 }
 
@@ -169,7 +194,7 @@ func (c *filterReader) form(s *HTTPFilterSpec, marked bool) {
 	case len(forms) == 0 && marked:
 		return
 	case len(forms) == 0:
-		c.bad(spec(), "the filter does nothing: write exactly one of rbac, extAuthz, headerToMetadata, and filter with typedConfig")
+		c.missing(spec(), "the filter does nothing: write exactly one of rbac, extAuthz, headerToMetadata, and filter with typedConfig")
 	case len(forms) > 1:
 		c.bad(spec(), "%s in one filter: keep one, and write an HTTPFilter for each other", strings.Join(forms, " and "))
 	case s.RBAC != nil:
@@ -201,21 +226,21 @@ func (c *filterReader) rbac(in *RBAC) {
 		where := fmt.Sprintf("rbac.policies[%d]", i)
 		switch {
 		case p.Name == "":
-			c.bad(at(), "%s: no name: write one", where)
+			c.missing(at(), "%s: no name: write one", where)
 		case have[p.Name]:
 			c.bad(at("name"), "%s: name %.100q stands twice: choose another", where, p.Name)
 		}
 		have[p.Name] = true
 		to := model.Policy{Name: p.Name}
 		if len(p.Principals) == 0 {
-			c.bad(at("principals"), "%s: no principals: write one at least, with spiffeId or namespace", where)
+			c.missing(at(), "%s: no principals: write one at least, with spiffeId or namespace", where)
 		}
 		for j, who := range p.Principals {
 			n := strconv.Itoa(j)
 			_, err := spiffeid.Parse(who.SPIFFEID)
 			switch {
 			case (who.SPIFFEID == "") == (who.Namespace == ""):
-				c.bad(at("principals", n), "%s.principals[%d]: write exactly one of spiffeId and namespace", where, j)
+				c.missing(at("principals", n), "%s.principals[%d]: write exactly one of spiffeId and namespace", where, j)
 			case who.Namespace != "" && len(validation.IsDNS1123Label(who.Namespace)) > 0:
 				c.bad(at("principals", n, "namespace"), "%s.principals[%d]: namespace %.100q cannot be a name: write a namespace's", where, j, who.Namespace)
 			case who.SPIFFEID != "" && err != nil:
@@ -227,7 +252,7 @@ func (c *filterReader) rbac(in *RBAC) {
 			n := strconv.Itoa(j)
 			switch up := strings.ToUpper(what.Method); {
 			case (what.PathPrefix == "") == (what.Method == ""):
-				c.bad(at("permissions", n), "%s.permissions[%d]: write exactly one of pathPrefix and method", where, j)
+				c.missing(at("permissions", n), "%s.permissions[%d]: write exactly one of pathPrefix and method", where, j)
 			case what.PathPrefix != "" && badPolicyPath(what.PathPrefix) != "":
 				c.bad(at("permissions", n, "pathPrefix"), "%s.permissions[%d]: pathPrefix %.200q %s", where, j, what.PathPrefix, badPolicyPath(what.PathPrefix))
 			case what.Method != up && slices.Contains(methods, up):
@@ -352,7 +377,7 @@ func (c *filterReader) fieldMutations(in []fieldMutation, list string) (out []mo
 			c.bad(at("removeOnMatch"), "%s: removeOnMatch is not built: write a remove for each header", where)
 			continue
 		case (m.Remove == nil) == (m.Append == nil):
-			c.bad(at(), "%s: write exactly one of remove and append", where)
+			c.missing(at(), "%s: write exactly one of remove and append", where)
 			continue
 		case m.Remove != nil:
 			op.Kind, name = model.RemoveAll, *m.Remove
@@ -398,12 +423,12 @@ func (c *filterReader) paramMutations(in []paramMutation) (out []model.MutationO
 		var op model.MutationOp
 		switch {
 		case (m.Remove == nil) == (m.Append == nil):
-			c.bad(at(), "%s: write exactly one of remove and append", where)
+			c.missing(at(), "%s: write exactly one of remove and append", where)
 			continue
 		case m.Remove != nil:
 			op.Kind, op.Name = model.RemoveAll, *m.Remove
 		case (m.Append.Record == nil) == (m.Append.Entry == nil):
-			c.bad(at("append"), "%s: write record, with key and value", where)
+			c.missing(at("append"), "%s: write record, with key and value", where)
 			continue
 		default:
 			op.Kind = model.MutationKind(c.enum(at("append", "action"), "", m.Append.Action, AppendActions...))

@@ -22,13 +22,20 @@ func (r *Reader) EndpointPolicy(o Object) *model.EndpointPolicy {
 		flaws = append(flaws, Flaw{Line: o.At(path...), Reason: fmt.Sprintf(format, args...)})
 	}
 	target := name{Namespace: o.Namespace, Name: p.Spec.TargetRef.Name}
-	if t := p.Spec.TargetRef; t.Kind != KindService || t.Group != "" && t.Group != "core" {
+	t, socket := p.Spec.TargetRef, p.Spec.UDSSocket
+	known := unread(flaws, spec()) // a field that could not be read is reported: that one is missing is no second flaw
+	switch {
+	case known && t == (TargetRef{}):
+	case t.Kind != KindService || t.Group != "" && t.Group != "core":
 		bad(spec("targetRef"), "targetRef is a %.100q of group %.100q: name a Service of group \"\"", t.Kind, t.Group)
-	} else if why := badService(target); why != "" {
-		bad(spec("targetRef"), "targetRef: %s", why)
+	default:
+		if why := badService(target); why != "" {
+			bad(spec("targetRef"), "targetRef: %s", why)
+		}
 	}
-	socket := p.Spec.UDSSocket
-	if _, _, err := endpointmeta.SplitUDS(socket); err != nil {
+	if _, _, err := endpointmeta.SplitUDS(socket); known && socket == "" {
+		// likewise
+	} else if err != nil {
 		bad(spec("udsSocket"), "spec.udsSocket %.100q: %v", socket, err)
 	} else if n := len([]rune(socket)); n < leastUDSSocket || n > mostUDSSocket {
 		bad(spec("udsSocket"), "spec.udsSocket has %d characters: write %d to %d", n, leastUDSSocket, mostUDSSocket)

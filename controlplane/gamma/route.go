@@ -167,13 +167,14 @@ func plainBackends(in []gatewayv1.BackendRef) (out []gatewayv1.HTTPBackendRef) {
 // marked, with matches at least as wide as it asked for, so that its requests are
 // refused and not served by another.
 type routeReader struct {
-	r       *Reader
-	o       Object
-	in      *routeIn
-	f       *Route
-	marks   map[string]string
-	reasons []int // said of each rule
-	said    int
+	r         *Reader
+	o         Object
+	in        *routeIn
+	f         *Route
+	marks     map[string]string
+	reasons   []int // said of each rule
+	said      int
+	illegible []Flaw // of its fields, as its type has them
 }
 
 // raw: connections are routed, not requests.
@@ -205,7 +206,7 @@ func (c *routeReader) reportRefusal(part string, line int, format string, args .
 
 // route takes what a kind's own reader made of an object.
 func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
-	c := routeReader{r: r, o: o, in: in, f: &Route{}}
+	c := routeReader{r: r, o: o, in: in, f: &Route{}, illegible: flaws}
 	flaws = append(flaws, r.OwnAnnotations(o, in.meta.Annotations, AnnotationInvalid)...)
 	c.f.Route = model.Route{Kind: in.kind, Namespace: o.Namespace, Name: o.Name, Created: in.meta.CreationTimestamp.UTC()}
 	c.readMarks(&flaws)
@@ -218,7 +219,7 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 	for i := range in.rules {
 		c.rule(i)
 	}
-	if len(in.rules) == 0 && c.raw() {
+	if len(in.rules) == 0 && c.raw() && !unread(c.illegible, spec("rules")) {
 		c.reportRefusal("rules", o.At("spec", "rules"), "no rules: what the route takes is refused; write one with backendRefs")
 	}
 	c.widen(flaws)
@@ -242,7 +243,9 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 	}
 	if len(c.f.Route.Parents) == 0 {
 		r.Doubt, r.Unaimed = true, len(flaws) > 0
-		c.report(o.Line(), "no parentRef names a Service: the route is attached to nothing")
+		if !slices.ContainsFunc(flaws, ofParents) {
+			c.report(o.Line(), "no parentRef names a Service: the route is attached to nothing")
+		}
 		return nil
 	}
 	return c.f
@@ -452,6 +455,9 @@ func (c *routeReader) parents(flaws *[]Flaw) {
 		ref := model.ParentRef{Service: model.ServiceName{Namespace: string(value(p.Namespace, gatewayv1.Namespace(c.o.Namespace))), Name: string(p.Name)}}
 		bad := func(field, format string, args ...any) {
 			*flaws = append(*flaws, Flaw{Path: fmt.Sprintf("spec.parentRefs[%d]", i), Line: at("parentRefs", strconv.Itoa(i), field), Reason: fmt.Sprintf("parentRefs[%d]: ", i) + fmt.Sprintf(format, args...)})
+		}
+		if ref.Service.Name == "" && unread(*flaws, spec("parentRefs", strconv.Itoa(i))) {
+			continue
 		}
 		if why := badService(ref.Service); why != "" {
 			*flaws = append(*flaws, Flaw{Line: at("parentRefs", strconv.Itoa(i)), Reason: fmt.Sprintf("parentRefs[%d]: %s", i, why)})
@@ -720,9 +726,12 @@ func (c *ruleReader) backend(j int) model.BackendRef {
 	b.Invalid = why
 	cost := c.words("its share of requests gets 500", "its share of connections is refused")
 	where := fmt.Sprintf("rules[%d].backendRefs[%d]", c.i, j)
-	if why != "" {
+	switch {
+	case why != "" && unreadIn(c.illegible, "spec."+where):
+		// reported already: what is missing was not read
+	case why != "":
 		c.reportRefusal(where, line, "%s: %s; %s", where, why, cost)
-	} else {
+	default:
 		c.permit(&b, foreignRef{c.i, j, -1, line, where, cost})
 	}
 	return b

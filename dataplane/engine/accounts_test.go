@@ -16,6 +16,7 @@ import (
 
 	"aether/dataplane/exchange"
 	"aether/dataplane/reactor"
+	"aether/e2e/testseed"
 )
 
 // unruly1 answers each request of HTTP/1 in one of the ways that applications do.
@@ -105,8 +106,7 @@ func TestAccountsComeBack(t *testing.T) {
 	} {
 		for _, h2 := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, h2 %v", name, h2), func(t *testing.T) {
-				seed := rand.Uint64()
-				t.Logf("seed %d", seed)
+				seed := testseed.Seed(t)
 				var mu sync.Mutex
 				rnd := rand.New(rand.NewPCG(seed, 1))
 				r := func(n int) int { mu.Lock(); defer mu.Unlock(); return rnd.IntN(max(n, 1)) }

@@ -8,6 +8,7 @@
 package model
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -546,6 +547,14 @@ type Problem struct {
 	// Since when it is so. A source sets it where the object stays as it was; for all others controlplane.Loop does,
 	// which sees them come.
 	Since time.Time `json:",omitzero"`
+}
+
+// PortPart is the Part of a problem by which a port of a Service is refused.
+func PortPart(p *ServicePort) string {
+	if p.UDP {
+		return fmt.Sprintf("ports[%d/UDP]", p.Number)
+	}
+	return fmt.Sprintf("ports[%d]", p.Number)
 }
 
 // AllParts is the Part of a problem by which all of an object is refused.
