@@ -40,7 +40,7 @@ const (
 	trimAfter   = int64(2 * time.Second)  // an HTTP/2 connection without a stream gives its memory back
 	idleHop     = int64(30 * time.Second) // hop session without a stream
 	warnAfter   = int64(time.Second)      // an HTTP/2 client that comes while the process drains is served before it is told
-	settleTime  = int64(time.Second)      // from there to the last request that is taken: what it had begun to send arrives
+	settleTime  = int64(time.Second)      // from the client's answer to that to the last request that is taken: what it had begun to send arrives
 	stallTime   = int64(5 * time.Second)  // what waits in a stream of a hop that holds too much, before the stream ends
 	stallLook   = int64(time.Second)      // between two looks for such streams
 	leastPause  = int64(10 * time.Millisecond)

@@ -63,7 +63,7 @@ type h2conn struct {
 	tunnels    int           // streams that are tunnels
 	full       bool          // server: not read from because the client does not read
 	ticked     int64         // time of the codec's last Tick
-	warned     int64         // server: time of the first of its two GOAWAYs
+	warned     int64         // server: since when the client is known to have read the first of its two GOAWAYs; 0: it is not
 	drains     int           // streams that are drained
 	behind     bool          // left has whole frames: the pod's share of an iteration did not suffice for them
 	unsent     bool          // a write failed: nothing is sent any more, and what the peer sent before is read to its end
@@ -1401,7 +1401,7 @@ func (st *h2stream) Drain() {
 func (c *h2conn) serves() bool { return !c.client }
 
 // drain is drainer: the two GOAWAYs of RFC 9113 6.8, of which the second follows
-// when the client has answered the PING between them, but not before settleTime. One
+// settleTime after the client has answered the PING between them: what it had begun before it read the first one arrives. One
 // that does not answer is not waited for once it has no stream.
 func (c *h2conn) drain() {
 	if c.client || c.closed || c.closing {
@@ -1409,16 +1409,19 @@ func (c *h2conn) drain() {
 	}
 	c.h2.Shutdown(http2.NoError)
 	c.closing = true
-	c.warned = c.l.Now()
-	c.active = c.warned // from here on it has pingWait
+	c.active = c.l.Now() // from here on it has pingWait
 	c.l.Arm(&c.timer, c, pingWait)
-	c.l.Arm(&c.life, (*parting)(c), settleTime)
 	c.mark()
 }
 
 // settle names the last stream that is taken, once that is due.
 func (c *h2conn) settle() {
-	if !c.closed && c.h2.Warned() && c.l.Now()-c.warned >= settleTime {
+	switch now := c.l.Now(); {
+	case c.closed || !c.h2.Warned():
+	case c.warned == 0: // it answers now, late perhaps: what it had begun before it knew follows
+		c.warned = max(now, 1)
+		c.l.Arm(&c.life, (*parting)(c), settleTime)
+	case now-c.warned >= settleTime:
 		c.h2.Shutdown(http2.NoError)
 		c.mark()
 	}

@@ -76,7 +76,7 @@ var bounds = []bound{
 	{"dataplane/engine", "leastPause", "time", "after a hop session that ended, or was sent away, without a request: no other is dialled, twice as long after each further one, with jitter"},
 	{"dataplane/engine", "mostPause", "time", "and not longer than this"},
 	{"dataplane/engine", "warnAfter", "time", "a client's HTTP/2 connection that comes while the process drains is told (GOAWAY)"},
-	{"dataplane/engine", "settleTime", "time", "from that, and the answer to the PING behind it, to the GOAWAY that names the last request taken; the end of a drain does not wait for it"},
+	{"dataplane/engine", "settleTime", "time", "from the answer to the PING behind that to the GOAWAY that names the last request taken; the end of a drain does not wait for it"},
 	{"dataplane/engine", "podDials", "hop sessions being made, a pod and loop", "a further one waits for its turn, and its requests with it"},
 	{"dataplane/engine", "podSocks", "connections to an application's Unix socket being made, a pod and loop", "a further one waits for its turn, `maxWaiters` of HTTP/1 at most (beyond: an overflow), and no longer than `connectTime`"},
 	{"dataplane/engine", "filesReserve", "th part of RLIMIT_NOFILE, the reserve of descriptors", "no connection is accepted into the reserve: the backlog waits. Connections of our own, the admin and configuration have it"},
