@@ -35,7 +35,7 @@ var ampersand = []byte("&")
 // A CORS preflight asks about another request (Fetch, "CORS-preflight fetch"), whose method
 // and field names it has as values: by these it fulfils the arms of a rule with a CORS filter, which
 // answers it (GEP-1767: it must not reach the application). What it is literally counts, too.
-func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) (_ *snapshot.Arm, large bool) {
+func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) (_ *snapshot.Match, large bool) {
 	var asked, names []byte // the method and the fields of the request that a preflight asks about
 	ahead := preflight(r)
 	if ahead {
@@ -120,7 +120,7 @@ func ends(want string, path []byte) bool {
 
 // pathMatches compares the path as it is spelled; a prefix ends at an element's
 // end (Gateway API PathMatchPathPrefix).
-func pathMatches(a *snapshot.Arm, path []byte) bool {
+func pathMatches(a *snapshot.Match, path []byte) bool {
 	if a.GRPC != nil {
 		return grpcMatches(a.GRPC, path)
 	}
@@ -166,7 +166,7 @@ func element(want string, re *regexp.Regexp, got []byte) bool {
 const maxNames = 1 << 10
 
 // answers reports whether the arm's rule answers preflights.
-func answers(a *snapshot.Arm) bool {
+func answers(a *snapshot.Match) bool {
 	return a.Rule.Invalid == "" && a.Rule.Pipe != nil && a.Rule.Pipe.CORS != nil
 }
 

@@ -333,7 +333,7 @@ func (q *question) caller() string {
 }
 
 // callerOf is caller where the pipe asks for it.
-func (q *question) callerOf(p *snapshot.Pipe) string {
+func (q *question) callerOf(p *snapshot.FilterChain) string {
 	if len(p.RBAC) == 0 {
 		return ""
 	}
@@ -341,7 +341,7 @@ func (q *question) callerOf(p *snapshot.Pipe) string {
 }
 
 // answered is what a rule answers by itself; no reason: nothing.
-func answered(p *snapshot.Pipe, r *httpmsg.Head) (why Reason, status int, text string) {
+func answered(p *snapshot.FilterChain, r *httpmsg.Head) (why Reason, status int, text string) {
 	switch {
 	case p.CORS != nil && preflight(r):
 		return CORSPreflight, 204, ""

@@ -527,7 +527,7 @@ func TestLastAccept(t *testing.T) {
 	eventually(t, "no listener is taken any more", func() bool {
 		pod.mu.Lock()
 		defer pod.mu.Unlock()
-		return pod.deaf
+		return pod.closedToNew
 	})
 	close(out)
 	if err := <-stopped; err != nil {
