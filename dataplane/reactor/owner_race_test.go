@@ -54,7 +54,7 @@ func TestThreadRules(t *testing.T) {
 		{"Replace", func() { l.Replace(fd, src) }},
 		{"Dirty", func() { l.Dirty(src) }},
 		{"Later", func() { l.Later(src) }},
-		{"PutOff", func() { l.PutOff() }},
+		{"PutOff", func() { l.CountDeferred() }},
 		{"Do", func() { l.Do(src) }},
 		{"After", func() { l.After(src) }},
 		{"Arm", func() { l.Arm(&timer, src, 1<<40) }},
