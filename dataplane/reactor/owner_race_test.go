@@ -54,7 +54,7 @@ func TestThreadRules(t *testing.T) {
 		{"Replace", func() { l.Replace(fd, src) }},
 		{"Dirty", func() { l.Dirty(src) }},
 		{"Later", func() { l.Later(src) }},
-		{"PutOff", func() { l.CountDeferred() }},
+		{"CountDeferred", func() { l.CountDeferred() }},
 		{"Do", func() { l.Do(src) }},
 		{"After", func() { l.After(src) }},
 		{"Arm", func() { l.Arm(&timer, src, 1<<40) }},
@@ -65,7 +65,7 @@ func TestThreadRules(t *testing.T) {
 		{"Pending", func() { l.Pending(fd) }},
 		{"Detach", func() { _ = l.Detach(fd) }},
 		{"Register", func() { _ = l.Register(fd, src, Stream) }},
-		{"Forget", func() { l.Unregister(-1) }},
+		{"Unregister", func() { l.Unregister(-1) }},
 	} {
 		known[tt.name] = true
 		cause, _ := panicked(tt.call).(string)
