@@ -259,7 +259,7 @@ func (l *Loop) Replace(fd int, s Source) {
 
 // Unregister drops fd's source; the caller closes fd next (which leaves epoll by itself) .
 func (l *Loop) Unregister(fd int) {
-	l.owner.check("Forget")
+	l.owner.check("Unregister")
 	if fd >= 0 && fd < len(l.tab) && l.tab[fd].src != nil {
 		l.tab[fd].src = nil
 		l.tab[fd].gen++
@@ -295,7 +295,7 @@ func (l *Loop) Later(t Task) {
 // fewer than one wait gives, so that a crowd of sources which may do nothing now
 // does not stand before those that may.
 func (l *Loop) CountDeferred() {
-	l.owner.check("PutOff")
+	l.owner.check("CountDeferred")
 	l.putOff++
 }
 
@@ -686,7 +686,7 @@ func (l *Loop) Check() {
 	}
 }
 
-// Each calls f with every registered source. On the loop only; f may Forget.
+// Each calls f with every registered source. On the loop only; f may Unregister.
 // A panic in f is counted and ends that call alone.
 func (l *Loop) Each(f func(s Source)) {
 	l.owner.check("Each")
