@@ -45,9 +45,7 @@ const sniffWait = time.Second
 // Proxy: Serve, always; the loopback listener is HTTP. Inbound: f.Dst's port is
 // the one the SNI named; Deliver to a port the pod declares, else Refuse.
 func Decide(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict {
-	if t != nil {
-		t.add("snapshot %d: connection %s", s.Version(), f.String())
-	}
+	t.connection(s, f)
 	switch f.Dir {
 	case model.Captured:
 		return captured(s, f, pick, t)
@@ -59,180 +57,189 @@ func Decide(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict 
 	return Verdict{Action: Refuse, Reason: NoVerdict}
 }
 
+// dial is a captured connection, on its way through the steps of contract 4.2.
+type dial struct {
+	s    *snapshot.Snapshot
+	f    *model.Flow
+	t    *Trace
+	pod  *snapshot.Workload // who dials; looked up where it matters only, and nil where it is not known
+	svc  *snapshot.Service  // whose address was dialled; nil: no service's of the mesh
+	addr netip.Addr
+	port uint16
+	pick uint32
+
+	http bool // the dialled port is HTTP by declaration, or the mesh's own
+	tcp  rawPort
+	arms tlsArms
+}
+
+// captured runs the steps of contract 4.2 in their order. What costs nothing to know
+// goes first: the dialled address and port. Bytes are asked for where they can change the answer.
 func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict {
-	addr, port := f.Dst.Addr().Unmap(), f.Dst.Port()
-	var pod *snapshot.Workload // looked up where it matters only
-	if t != nil || model.ReservedPort(port) {
-		pod = s.WorkloadOf(f)
+	d := dial{s: s, f: f, t: t, addr: f.Dst.Addr().Unmap(), port: f.Dst.Port(), pick: pick}
+	if t != nil || model.ReservedPort(d.port) {
+		d.pod = s.WorkloadOf(f)
 	}
-	if t != nil {
-		if pod == nil {
-			t.add("no such pod on this node: capture is taken to be redirect-all")
-		} else {
-			t.add("%s: %s", pod.Rule, captureText(pod))
-		}
-	}
-	if comesBack(pod, addr, port) {
+	t.capture(d.pod)
+	if d.comesBack() {
 		v := Verdict{Action: Refuse, Reason: Loop}
-		if pod != nil {
-			v.Rule = pod.Rule
+		if d.pod != nil {
+			v.Rule = d.pod.Rule
 		}
 		return v
 	}
-
-	svc := s.Address(addr)
-	switch {
+	switch svc := s.Address(d.addr); {
 	case svc == nil:
-		if t != nil {
-			if n, ok := s.Outside(addr); ok {
-				t.add("%s is the address of Service %s, which has no pods in the mesh: none has the ServiceAccount %s (contract 1.1)", addr, n, n.Name)
-			} else {
-				t.add("%s is the address of no service", addr)
-			}
-		}
+		t.foreignAddress(s, d.addr)
 	case svc.Broken != "" && svc.Mesh():
 		return Verdict{Action: Refuse, Reason: BrokenService, Rule: svc.Rule}
 	case !svc.Mesh():
-		if t != nil {
-			t.add("%s is %s's, a user's Service that no route names: its address is not the mesh's (contract 4.9)", addr, svc.Rule)
-		}
-		svc = nil
+		t.unroutedAddress(d.addr, svc)
 	case svc.Await && f.Sniff == model.SniffNone && !f.Waited:
-		if t != nil {
-			t.add("%s is %s's (%s), which is in the mesh's catalog and whose rows are not here yet: nothing is read before they are (contract 4.6)", addr, svc.Rule, svc.Kind)
-		}
+		t.awaitedAddress(d.addr, svc)
 		return Verdict{Action: Await, Reason: AwaitRows, Rule: svc.Rule, Awaits: svc}
 	default:
-		if t != nil {
-			t.add("%s is %s's (%s)", addr, svc.Rule, svc.Kind)
+		t.serviceAddress(d.addr, svc)
+		d.svc = svc
+		d.findPort()
+		if sp := d.tlsRoute(); sp != nil {
+			return d.split(sp, TLSRoute)
+		}
+		if d.tcp.backend != nil {
+			return d.rawTCP()
 		}
 	}
+	return d.byBytes()
+}
 
-	http := false // the mesh's port, and HTTP by declaration
-	var tcp rawPort
-	var arms tlsArms
-	if svc != nil {
-		p := svc.Port(port)
-		switch {
-		case p != nil && p.Class == model.HTTP:
-			if t != nil {
-				t.add("%d is an HTTP port of it", port)
-			}
-			http = true
-		case port == model.PortProxy:
-			http = true
-			if !slices.ContainsFunc(svc.Ports, func(p snapshot.Port) bool { return p.Class == model.HTTP }) {
-				arms = armsOn(svc, f.Namespace, port, 0)
-			}
-		default:
-			tcp = rawPortOf(svc, p, port)
-			arms = armsOn(svc, f.Namespace, port, tcp.number)
-			if t != nil && tcp.backend == nil {
-				t.add("%d is no TCP or HTTP port of it", port)
-			}
+// findPort finds out what the dialled port is of the service, and which TLSRoutes are in force on it.
+func (d *dial) findPort() {
+	switch p := d.svc.Port(d.port); {
+	case p != nil && p.Class == model.HTTP:
+		d.t.httpPort(d.port)
+		d.http = true
+	case d.port == model.PortProxy:
+		d.http = true
+		if !slices.ContainsFunc(d.svc.Ports, func(p snapshot.Port) bool { return p.Class == model.HTTP }) {
+			d.arms = armsOn(d.svc, d.f.Namespace, d.port, 0)
 		}
-		if t != nil && arms.any {
-			t.add("TLSRoutes are in force on the port")
-		}
-		switch {
-		case f.Sniff == model.SniffTLS && arms.any:
-			if a := arms.claim(f.Host); a != nil {
-				if t != nil {
-					t.add("server name %q is %s's", f.Host, a.Split.Name)
-				}
-				return split(s, a.Split, TLSRoute, pick, t)
-			}
-			if t != nil {
-				t.add("server name %q is in no TLSRoute of it", f.Host)
-			}
-		case f.Sniff == model.SniffNone && arms.any && tcp.backend != nil:
-			return Verdict{Action: Sniff, Reason: tcp.why, Rule: svc.Rule, HelloOnly: true, Wait: sniffWait}
-		}
-		if tcp.backend != nil {
-			if t != nil {
-				t.add("the port is raw TCP: what the bytes say does not matter")
-			}
-			if sp := tcp.port.SplitFor(f.Namespace); sp != nil {
-				return split(s, sp, TCPRoute, pick, t)
-			}
-			return raw(s, tcp.backend, tcp.why, svc.Rule, t)
+	default:
+		d.tcp = rawPortOf(d.svc, p, d.port)
+		d.arms = armsOn(d.svc, d.f.Namespace, d.port, d.tcp.number)
+		if d.tcp.backend == nil {
+			d.t.noServicePort(d.port)
 		}
 	}
+	if d.arms.any {
+		d.t.tlsRoutes()
+	}
+}
 
-	reason, rule := ForeignAddress, ""
-	var at *snapshot.Backend // of a pod that was dialled itself
-	if svc == nil && port != model.PortProxy {
-		if at = s.HTTPEndpoint(addr, port); at != nil {
-			http = true
-			if t != nil {
-				t.add("%s is a pod of %s, which declares %d HTTP", addr, at.Service, port)
-			}
-		}
+// tlsRoute is what the TLSRoute that the server name is in says, or nil (contract 4.2 step 1).
+func (d *dial) tlsRoute() *snapshot.Split {
+	if d.f.Sniff != model.SniffTLS || !d.arms.any {
+		return nil
 	}
-	switch {
-	case port == model.PortProxy:
-		reason = ProxyPort
-	case at != nil: // each request is looked at, whatever its authority (decision 044)
-		reason, rule = EndpointAddress, at.Name
-	case http:
-		reason, rule = DeclaredHTTP, svc.Rule
-	case svc != nil:
-		reason, rule = MeshAddress, svc.Rule
+	a := d.arms.find(d.f.Host)
+	d.t.serverName(d.f.Host, a)
+	if a == nil {
+		return nil
 	}
+	return a.Split
+}
 
-	switch f.Sniff {
+// rawTCP is a dial of a raw-TCP port (contract 4.2 steps 2 and 3). Where TLSRoutes are in
+// force, the first bytes are awaited, for they may be a ClientHello (step 1).
+func (d *dial) rawTCP() Verdict {
+	if d.f.Sniff == model.SniffNone && d.arms.any {
+		return Verdict{Action: Sniff, Reason: d.tcp.why, Rule: d.svc.Rule, HelloOnly: true, Wait: sniffWait}
+	}
+	d.t.rawTCPPort()
+	if sp := d.tcp.port.SplitFor(d.f.Namespace); sp != nil {
+		return d.split(sp, TCPRoute)
+	}
+	return d.forward(d.tcp.backend, d.tcp.why, d.svc.Rule)
+}
+
+// byBytes is a dial that the first bytes decide (contract 4.2 steps 4 and 5).
+func (d *dial) byBytes() Verdict {
+	reason, rule := d.expectation()
+	switch d.f.Sniff {
 	case model.SniffNone:
-		v := Verdict{Action: Sniff, Reason: reason, Rule: rule, Race: svc == nil && at == nil}
-		switch {
-		case http:
-		case reason == ForeignAddress && len(s.Services()) == 0 && !blackhole(pod, port):
-			// No authority can name anything.
-			return Verdict{Action: Passthrough, Reason: NoNames}
-		default:
-			v.Wait = sniffWait
-		}
-		return v
+		return d.sniff(reason, rule)
 	case model.SniffHTTP10, model.SniffHTTP11, model.SniffH2C:
-		if reason != ForeignAddress {
-			return Verdict{Action: Serve, Reason: reason, Rule: rule}
+		if reason == ForeignAddress {
+			return d.byAuthority()
 		}
-		n := snapshot.Name(s, f.Host, f.Namespace)
-		if host, _, more := strings.Cut(f.Host, ":"); more && !n.WellFormed {
-			// A mesh name with a port that is none is nobody else's: the codec answers.
-			if n = snapshot.Name(s, host, f.Namespace); n.Service != nil && claims(n.Service, port, 0) {
-				if t != nil {
-					t.add("authority %q names %s, with a port that is none", f.Host, n.Service.Rule)
-				}
-				return Verdict{Action: Serve, Reason: MeshName, Rule: n.Service.Rule}
-			}
-			n = snapshot.Named{}
-		}
-		if n.NoCaller {
-			return Verdict{Action: Serve, Reason: CallerNamespaceUnknown}
-		}
-		if n.Service != nil && claims(n.Service, port, n.Port) {
-			if t != nil {
-				t.add("authority %q names %s", f.Host, n.Service.Rule)
-			}
-			return Verdict{Action: Serve, Reason: MeshName, Rule: n.Service.Rule}
-		}
-		if t != nil {
-			t.add("authority %q: %s", f.Host, foreignText(n, port))
-		}
-		return Verdict{Action: Passthrough, Reason: NotMesh}
+		return Verdict{Action: Serve, Reason: reason, Rule: rule}
 	case model.SniffMalformed: // somebody behind the address may read it as a request: the codec answers (decision 042)
-		if http {
+		if d.http {
 			return Verdict{Action: Serve, Reason: reason, Rule: rule}
 		}
 	case model.SniffSilent:
-		if http {
+		if d.http {
 			return Verdict{Action: Refuse, Reason: Idle, Rule: rule}
 		}
-		return pass(pod, port, ServerFirst)
+		return d.passThrough(ServerFirst)
 	case model.SniffTLS:
-		return pass(pod, port, TLS)
+		return d.passThrough(TLS)
 	}
-	return pass(pod, port, Opaque)
+	return d.passThrough(Opaque)
+}
+
+// expectation is what address and port say of a dial before a byte of it is read, and the object that says so.
+func (d *dial) expectation() (why Reason, rule string) {
+	switch {
+	case d.port == model.PortProxy:
+		return ProxyPort, ""
+	case d.svc != nil && d.http:
+		return DeclaredHTTP, d.svc.Rule
+	case d.svc != nil:
+		return MeshAddress, d.svc.Rule
+	}
+	b := d.s.HTTPEndpoint(d.addr, d.port)
+	if b == nil {
+		return ForeignAddress, ""
+	}
+	d.http = true // each request is looked at, whatever its authority (decision 044)
+	d.t.httpEndpoint(d.addr, b, d.port)
+	return EndpointAddress, b.Name
+}
+
+// sniff asks for the first bytes of a dial, unless they cannot name anything.
+func (d *dial) sniff(why Reason, rule string) Verdict {
+	if why == ForeignAddress && len(d.s.Services()) == 0 && !d.blackholed() {
+		return Verdict{Action: Passthrough, Reason: NoNames}
+	}
+	v := Verdict{Action: Sniff, Reason: why, Rule: rule, Race: d.svc == nil && why != EndpointAddress}
+	if !d.http {
+		v.Wait = sniffWait
+	}
+	return v
+}
+
+// byAuthority is HTTP to an address that is none of the mesh's: the first authority decides
+// for the whole connection.
+func (d *dial) byAuthority() Verdict {
+	f := d.f
+	n := snapshot.Name(d.s, f.Host, f.Namespace)
+	if host, _, more := strings.Cut(f.Host, ":"); more && !n.WellFormed {
+		// A mesh name with a port that is none is nobody else's: the codec answers.
+		if n = snapshot.Name(d.s, host, f.Namespace); n.Service != nil && ownsName(n.Service, d.port, 0) {
+			d.t.hostWithoutPort(f.Host, n.Service)
+			return Verdict{Action: Serve, Reason: MeshName, Rule: n.Service.Rule}
+		}
+		n = snapshot.Named{}
+	}
+	switch {
+	case n.NoCaller:
+		return Verdict{Action: Serve, Reason: CallerNamespaceUnknown}
+	case n.Service != nil && ownsName(n.Service, d.port, n.Port):
+		d.t.hostOwned(f.Host, n.Service)
+		return Verdict{Action: Serve, Reason: MeshName, Rule: n.Service.Rule}
+	}
+	d.t.hostForeign(f.Host, n, d.port)
+	return Verdict{Action: Passthrough, Reason: NotMesh}
 }
 
 // comesBack reports whether what is dialled leads to a listener of ours in the pod itself (decision
@@ -240,11 +247,12 @@ func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdic
 // the port it was dialled with. The other listeners' ports are refused at addresses that are the
 // pod's own whatever its namespace looks like; one that its status does not list, only its
 // namespace knows.
-func comesBack(pod *snapshot.Workload, addr netip.Addr, port uint16) bool {
-	if !model.ReservedPort(port) {
+func (d *dial) comesBack() bool {
+	if !model.ReservedPort(d.port) {
 		return false
 	}
-	return port == model.PortCapture || addr.IsLoopback() || addr.IsLinkLocalUnicast() || addr.IsUnspecified() || pod != nil && pod.Owns(addr)
+	a := d.addr
+	return d.port == model.PortCapture || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() || d.pod != nil && d.pod.Owns(a)
 }
 
 // rawPort is a raw-TCP port of a service, as it was dialled.
@@ -307,9 +315,9 @@ func (x *tlsArms) on(a *snapshot.TLSArm) bool {
 	return a.Port == 0 || a.Port == x.port || a.Port == x.number
 }
 
-// claim is the most specific arm that a server name is in, or nil. One trailing dot
+// find is the most specific arm that a server name is in, or nil. One trailing dot
 // is not legal in a server name, and seen (RFC 6066 3): it does not count.
-func (x *tlsArms) claim(name string) *snapshot.TLSArm {
+func (x *tlsArms) find(name string) *snapshot.TLSArm {
 	name = strings.TrimSuffix(name, ".")
 	for i := range x.list {
 		a := &x.list[i]
@@ -325,62 +333,52 @@ func (x *tlsArms) claim(name string) *snapshot.TLSArm {
 }
 
 // split forwards bytes to one of weighted destinations (contract 10.6).
-func split(s *snapshot.Snapshot, sp *snapshot.Split, why Reason, pick uint32, t *Trace) Verdict {
+func (d *dial) split(sp *snapshot.Split, why Reason) Verdict {
 	if sp.Invalid != "" || sp.WeightSum == 0 {
-		if t != nil {
-			t.add("%s cannot be honoured: %s", sp.Name, sp.Invalid)
-		}
+		d.t.invalidSplit(sp)
 		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: sp.Name}
 	}
-	b := share(sp.Backends, sp.WeightSum, pick)
+	b := share(sp.Backends, sp.WeightSum, d.pick)
 	if b.Invalid != "" {
-		if t != nil {
-			t.add("the share that was drawn has no valid backend: %s", strings.TrimSpace(b.Invalid))
-		}
+		d.t.invalidBackend(b)
 		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: sp.Name}
 	}
-	if t != nil {
-		t.add("%s: %s drawn out of %d backends by weight", sp.Name, b.Backend.Name, len(sp.Backends))
-	}
-	return raw(s, b.Backend, why, sp.Name, t)
+	d.t.splitBackend(sp, b.Backend)
+	return d.forward(b.Backend, why, sp.Name)
 }
 
-// raw forwards bytes to a backend.
-func raw(s *snapshot.Snapshot, b *snapshot.Backend, why Reason, rule string, t *Trace) Verdict {
-	set := s.Endpoints(b)
+// forward sends bytes to a backend.
+func (d *dial) forward(b *snapshot.Backend, why Reason, rule string) Verdict {
+	set := d.s.Endpoints(b)
 	if !set.Empty() {
 		return Verdict{Action: Forward, Reason: why, Rule: rule, Backend: b, Set: set}
 	}
-	if svc := s.Service(b.Service); set.Len() == 0 && svc != nil && svc.Await {
-		if t != nil {
-			t.add("%s is in the mesh's catalog and its rows are not here yet (contract 4.6)", b.Service)
-		}
+	if svc := d.s.Service(b.Service); set.Len() == 0 && svc != nil && svc.Await {
+		d.t.awaitedRows(b.Service)
 		return Verdict{Action: Await, Reason: AwaitRows, Rule: rule, Backend: b, Awaits: svc}
 	}
-	if t != nil {
-		t.add("%s has no healthy endpoint among %d", b.Name, set.Len())
-	}
+	d.t.noHealthyEndpoint(b, set)
 	return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: rule}
 }
 
-// pass hands bytes that are not HTTP to the dialled address (contract 4.2 step 5).
-func pass(pod *snapshot.Workload, port uint16, why Reason) Verdict {
-	if blackhole(pod, port) {
-		return Verdict{Action: Refuse, Reason: Blackhole, Rule: pod.Rule}
+// passThrough hands bytes that are not HTTP to the dialled address (contract 4.2 step 5).
+func (d *dial) passThrough(why Reason) Verdict {
+	if d.blackholed() {
+		return Verdict{Action: Refuse, Reason: Blackhole, Rule: d.pod.Rule}
 	}
 	return Verdict{Action: Passthrough, Reason: why}
 }
 
-// blackhole: scoped capture keeps 18082 to itself.
-func blackhole(pod *snapshot.Workload, port uint16) bool {
-	return port == model.PortRaw && pod != nil && !pod.Capture.RedirectAll
+// blackholed reports whether scoped capture keeps the dialled port, 18082, to itself.
+func (d *dial) blackholed() bool {
+	return d.port == model.PortRaw && d.pod != nil && !d.pod.Capture.RedirectAll
 }
 
-// claims reports whether an authority that names svc is the mesh's on a
+// ownsName reports whether an authority that names svc is the mesh's on a
 // captured dial of port. For a user's Service without a route it is only where
 // its own pods declare the dialled port HTTP and the authority names that port
 // or none; everything else leaves for the dialled address (contract 4.9).
-func claims(svc *snapshot.Service, dialled, named uint16) bool {
+func ownsName(svc *snapshot.Service, dialled, named uint16) bool {
 	if svc.Kind != snapshot.MeshOnly || dialled == model.PortProxy {
 		return true
 	}
@@ -392,9 +390,7 @@ func claims(svc *snapshot.Service, dialled, named uint16) bool {
 func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 	pod := s.WorkloadOf(f)
 	if pod == nil {
-		if t != nil {
-			t.add("no such pod on this node")
-		}
+		t.unknownPod()
 		return Verdict{Action: Refuse, Reason: UnknownSNI}
 	}
 	port := f.Dst.Port()
@@ -403,19 +399,11 @@ func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 	}
 	p, ok := pod.Port(port)
 	if !ok || p.Class != model.HTTP && p.Class != model.TCP {
-		if t != nil {
-			t.add("%s declares no HTTP or TCP port %d; it declares %s", pod.Rule, f.Dst.Port(), podPortsText(pod))
-		}
+		t.undeclaredPort(pod, f.Dst.Port())
 		return Verdict{Action: Refuse, Reason: UnknownSNI, Rule: pod.Rule}
 	}
 	to := pod.SocketOf(p.Class)
-	switch {
-	case t == nil || pod.Socket == nil:
-	case to == nil:
-		t.add("%s takes requests at its Unix socket %s/%s/%s, where an inbound filter judges them: raw TCP goes to 127.0.0.1", pod.Rule, pod.Socket.Dir, pod.Socket.Pod, pod.Socket.File)
-	default:
-		t.add("%s takes all its ports at its Unix socket %s/%s/%s", pod.Rule, to.Dir, to.Pod, to.File)
-	}
+	t.socket(pod, to)
 	return Verdict{Action: Deliver, Reason: ServedPort, Rule: pod.Rule, Port: p.Number, Class: p.Class, App: p.App, Socket: to}
 }
 
@@ -456,46 +444,9 @@ func Explain(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head) (Verdict, *Tr
 			v = Route(s, f, &h, 0, t)
 		}
 		if v.Action == Forward {
-			t.near(s, &v)
+			t.inProcess(s, &v)
 		}
 	}
 	t.add("verdict: %s", v)
 	return v, t
-}
-
-// near tells which of the endpoints that a request may go to are met in process.
-func (t *Trace) near(s *snapshot.Snapshot, v *Verdict) {
-	all := []*snapshot.Endpoint{v.Pinned}
-	if v.Pinned == nil {
-		all = v.Set.All()
-	}
-	var here []string
-	for _, e := range all {
-		if w := s.Near(e); w != nil {
-			here = append(here, w.Pod+" ("+e.Addr.Addr().String()+")")
-		}
-	}
-	if len(here) > 0 {
-		t.add("in process, not over mTLS (sameNode inProcess): %s of this node", strings.Join(here, ", "))
-	}
-}
-
-func captureText(pod *snapshot.Workload) string {
-	if pod.Capture.RedirectAll {
-		return "captured with redirect-all"
-	}
-	return "captured scoped"
-}
-
-// foreignText says why an authority is no mesh name on a captured dial.
-func foreignText(n snapshot.Named, dialled uint16) string {
-	switch {
-	case n.Service != nil:
-		return "names " + n.Service.Rule + ", a user's Service that no route names, by another port than its pods' HTTP port dialled"
-	case !n.WellFormed:
-		return "no host name"
-	case n.Below:
-		return "below the mesh domain, and there is no such service"
-	}
-	return "names no service for this caller"
 }

@@ -14,7 +14,6 @@
 package decide
 
 import (
-	"fmt"
 	"strconv"
 	"time"
 
@@ -276,17 +275,4 @@ func (v Verdict) String() string {
 		b = append(append(b, ' '), v.Rule...)
 	}
 	return string(append(b, ')'))
-}
-
-// Step is one thing that was looked at, in words.
-type Step struct{ Text string }
-
-// Trace records how a verdict came about. A nil Trace records nothing. Not
-// safe for concurrent use.
-type Trace struct{ Steps []Step }
-
-// add records a step. Callers check for nil first, so that nothing is
-// formatted, and nothing escapes, on the ordinary path.
-func (t *Trace) add(format string, args ...any) {
-	t.Steps = append(t.Steps, Step{fmt.Sprintf(format, args...)})
 }
