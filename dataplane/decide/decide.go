@@ -44,17 +44,20 @@ const sniffWait = time.Second
 //
 // Proxy: Serve, always; the loopback listener is HTTP. Inbound: f.Dst's port is
 // the one the SNI named; Deliver to a port the pod declares, else Refuse.
-func Decide(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict {
+func Decide(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) (v Verdict) {
 	t.connection(s, f)
 	switch f.Dir {
 	case model.Captured:
-		return captured(s, f, pick, t)
+		d := dial{s: s, f: f, t: t, addr: f.Dst.Addr().Unmap(), port: f.Dst.Port(), pick: pick}
+		d.captured(&v)
 	case model.Proxy:
-		return Verdict{Action: Serve, Reason: ProxyPort}
+		v.set(Serve, ProxyPort, "")
 	case model.Inbound:
-		return inbound(s, f, t)
+		inbound(s, f, t, &v)
+	default:
+		v.set(Refuse, NoVerdict, "")
 	}
-	return Verdict{Action: Refuse, Reason: NoVerdict}
+	return v
 }
 
 // dial is a captured connection, on its way through the steps of contract 4.2.
@@ -69,122 +72,148 @@ type dial struct {
 	pick uint32
 
 	http bool // the dialled port is HTTP by declaration, or the mesh's own
-	tcp  rawPort
-	arms tlsArms
 }
 
 // captured runs the steps of contract 4.2 in their order. What costs nothing to know
 // goes first: the dialled address and port. Bytes are asked for where they can change the answer.
-func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict {
-	d := dial{s: s, f: f, t: t, addr: f.Dst.Addr().Unmap(), port: f.Dst.Port(), pick: pick}
-	if t != nil || model.ReservedPort(d.port) {
-		d.pod = s.WorkloadOf(f)
+func (d *dial) captured(v *Verdict) {
+	if d.t != nil || model.ReservedPort(d.port) {
+		d.pod = d.s.WorkloadOf(d.f)
 	}
-	t.capture(d.pod)
+	d.t.capture(d.pod)
 	if d.comesBack() {
-		v := Verdict{Action: Refuse, Reason: Loop}
+		v.set(Refuse, Loop, "")
 		if d.pod != nil {
 			v.Rule = d.pod.Rule
 		}
-		return v
+		return
 	}
-	switch svc := s.Address(d.addr); {
+	switch svc := d.s.Address(d.addr); {
 	case svc == nil:
-		t.foreignAddress(s, d.addr)
+		d.t.foreignAddress(d.s, d.addr)
 	case svc.Broken != "" && svc.Mesh():
-		return Verdict{Action: Refuse, Reason: BrokenService, Rule: svc.Rule}
+		v.set(Refuse, BrokenService, svc.Rule)
+		return
 	case !svc.Mesh():
-		t.unroutedAddress(d.addr, svc)
-	case svc.Await && f.Sniff == model.SniffNone && !f.Waited:
-		t.awaitedAddress(d.addr, svc)
-		return Verdict{Action: Await, Reason: AwaitRows, Rule: svc.Rule, Awaits: svc}
+		d.t.unroutedAddress(d.addr, svc)
+	case svc.Await && d.f.Sniff == model.SniffNone && !d.f.Waited:
+		d.t.awaitedAddress(d.addr, svc)
+		v.set(Await, AwaitRows, svc.Rule)
+		v.Awaits = svc
+		return
 	default:
-		t.serviceAddress(d.addr, svc)
+		d.t.serviceAddress(d.addr, svc)
 		d.svc = svc
-		d.findPort()
-		if sp := d.tlsRoute(); sp != nil {
-			return d.split(sp, TLSRoute)
-		}
-		if d.tcp.backend != nil {
-			return d.rawTCP()
+		if d.byPort(v) {
+			return
 		}
 	}
-	return d.byBytes()
+	d.byBytes(v)
 }
 
-// findPort finds out what the dialled port is of the service, and which TLSRoutes are in force on it.
-func (d *dial) findPort() {
-	switch p := d.svc.Port(d.port); {
-	case p != nil && p.Class == model.HTTP:
+// comesBack reports whether what is dialled leads to a listener of ours in the pod itself (decision
+// 043). Nothing but a dial of the capture port has that port: what was diverted to it keeps
+// the port it was dialled with. The other listeners' ports are refused at addresses that are the
+// pod's own whatever its namespace looks like; one that its status does not list, only its
+// namespace knows.
+func (d *dial) comesBack() bool {
+	if !model.ReservedPort(d.port) {
+		return false
+	}
+	a := d.addr
+	return d.port == model.PortCapture || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() || d.pod != nil && d.pod.Owns(a)
+}
+
+// byPort is a dial of a service's address. It is decided here for a raw-TCP port (contract 4.2
+// steps 2 and 3) and for a server name that a TLSRoute has (step 1); of all else the bytes decide.
+func (d *dial) byPort(v *Verdict) (decided bool) {
+	p := d.svc.Port(d.port)
+	if p != nil && p.Class == model.HTTP {
 		d.t.httpPort(d.port)
 		d.http = true
-	case d.port == model.PortProxy:
+		return false
+	}
+	if d.port == model.PortProxy {
 		d.http = true
-		if !slices.ContainsFunc(d.svc.Ports, func(p snapshot.Port) bool { return p.Class == model.HTTP }) {
-			d.arms = armsOn(d.svc, d.f.Namespace, d.port, 0)
+		if slices.ContainsFunc(d.svc.Ports, func(p snapshot.Port) bool { return p.Class == model.HTTP }) {
+			return false
 		}
-	default:
-		d.tcp = rawPortOf(d.svc, p, d.port)
-		d.arms = armsOn(d.svc, d.f.Namespace, d.port, d.tcp.number)
-		if d.tcp.backend == nil {
-			d.t.noServicePort(d.port)
-		}
+		arms := armsOn(d.svc, d.f.Namespace, d.port, 0)
+		return d.tlsRoute(v, &arms)
 	}
-	if d.arms.any {
-		d.t.tlsRoutes()
+	tcp := rawPortOf(d.svc, p, d.port)
+	if tcp.backend == nil {
+		d.t.noServicePort(d.port)
 	}
-}
-
-// tlsRoute is what the TLSRoute that the server name is in says, or nil (contract 4.2 step 1).
-func (d *dial) tlsRoute() *snapshot.Split {
-	if d.f.Sniff != model.SniffTLS || !d.arms.any {
-		return nil
-	}
-	a := d.arms.find(d.f.Host)
-	d.t.serverName(d.f.Host, a)
-	if a == nil {
-		return nil
-	}
-	return a.Split
-}
-
-// rawTCP is a dial of a raw-TCP port (contract 4.2 steps 2 and 3). Where TLSRoutes are in
-// force, the first bytes are awaited, for they may be a ClientHello (step 1).
-func (d *dial) rawTCP() Verdict {
-	if d.f.Sniff == model.SniffNone && d.arms.any {
-		return Verdict{Action: Sniff, Reason: d.tcp.why, Rule: d.svc.Rule, HelloOnly: true, Wait: sniffWait}
+	arms := armsOn(d.svc, d.f.Namespace, d.port, tcp.number)
+	switch {
+	case d.tlsRoute(v, &arms):
+		return true
+	case tcp.backend == nil:
+		return false
+	case arms.any && d.f.Sniff == model.SniffNone: // the first bytes may be a ClientHello
+		v.set(Sniff, tcp.why, d.svc.Rule)
+		v.HelloOnly, v.Wait = true, sniffWait
+		return true
 	}
 	d.t.rawTCPPort()
-	if sp := d.tcp.port.SplitFor(d.f.Namespace); sp != nil {
-		return d.split(sp, TCPRoute)
+	if sp := tcp.port.SplitFor(d.f.Namespace); sp != nil {
+		d.split(v, sp, TCPRoute)
+	} else {
+		d.forward(v, tcp.backend, tcp.why, d.svc.Rule)
 	}
-	return d.forward(d.tcp.backend, d.tcp.why, d.svc.Rule)
+	return true
+}
+
+// tlsRoute is a dial whose server name is a TLSRoute's (contract 4.2 step 1). false: it is none's.
+func (d *dial) tlsRoute(v *Verdict, arms *tlsArms) bool {
+	if !arms.any {
+		return false
+	}
+	d.t.tlsRoutes()
+	if d.f.Sniff != model.SniffTLS {
+		return false
+	}
+	a := arms.find(d.f.Host)
+	d.t.serverName(d.f.Host, a)
+	if a == nil {
+		return false
+	}
+	d.split(v, a.Split, TLSRoute)
+	return true
 }
 
 // byBytes is a dial that the first bytes decide (contract 4.2 steps 4 and 5).
-func (d *dial) byBytes() Verdict {
+func (d *dial) byBytes(v *Verdict) {
 	reason, rule := d.expectation()
 	switch d.f.Sniff {
 	case model.SniffNone:
-		return d.sniff(reason, rule)
+		d.sniff(v, reason, rule)
+		return
 	case model.SniffHTTP10, model.SniffHTTP11, model.SniffH2C:
 		if reason == ForeignAddress {
-			return d.byAuthority()
+			d.byAuthority(v)
+		} else {
+			v.set(Serve, reason, rule)
 		}
-		return Verdict{Action: Serve, Reason: reason, Rule: rule}
+		return
 	case model.SniffMalformed: // somebody behind the address may read it as a request: the codec answers (decision 042)
 		if d.http {
-			return Verdict{Action: Serve, Reason: reason, Rule: rule}
+			v.set(Serve, reason, rule)
+			return
 		}
 	case model.SniffSilent:
 		if d.http {
-			return Verdict{Action: Refuse, Reason: Idle, Rule: rule}
+			v.set(Refuse, Idle, rule)
+		} else {
+			d.passThrough(v, ServerFirst)
 		}
-		return d.passThrough(ServerFirst)
+		return
 	case model.SniffTLS:
-		return d.passThrough(TLS)
+		d.passThrough(v, TLS)
+		return
 	}
-	return d.passThrough(Opaque)
+	d.passThrough(v, Opaque)
 }
 
 // expectation is what address and port say of a dial before a byte of it is read, and the object that says so.
@@ -207,52 +236,44 @@ func (d *dial) expectation() (why Reason, rule string) {
 }
 
 // sniff asks for the first bytes of a dial, unless they cannot name anything.
-func (d *dial) sniff(why Reason, rule string) Verdict {
+func (d *dial) sniff(v *Verdict, why Reason, rule string) {
 	if why == ForeignAddress && len(d.s.Services()) == 0 && !d.blackholed() {
-		return Verdict{Action: Passthrough, Reason: NoNames}
+		v.set(Passthrough, NoNames, "")
+		return
 	}
-	v := Verdict{Action: Sniff, Reason: why, Rule: rule, Race: d.svc == nil && why != EndpointAddress}
+	v.set(Sniff, why, rule)
+	v.Race = d.svc == nil && why != EndpointAddress
 	if !d.http {
 		v.Wait = sniffWait
 	}
-	return v
 }
 
 // byAuthority is HTTP to an address that is none of the mesh's: the first authority decides
 // for the whole connection.
-func (d *dial) byAuthority() Verdict {
+func (d *dial) byAuthority(v *Verdict) {
 	f := d.f
 	n := snapshot.Name(d.s, f.Host, f.Namespace)
-	if host, _, more := strings.Cut(f.Host, ":"); more && !n.WellFormed {
-		// A mesh name with a port that is none is nobody else's: the codec answers.
-		if n = snapshot.Name(d.s, host, f.Namespace); n.Service != nil && ownsName(n.Service, d.port, 0) {
-			d.t.hostWithoutPort(f.Host, n.Service)
-			return Verdict{Action: Serve, Reason: MeshName, Rule: n.Service.Rule}
+	if !n.WellFormed {
+		if host, _, more := strings.Cut(f.Host, ":"); more {
+			// A mesh name with a port that is none is nobody else's: the codec answers.
+			if n = snapshot.Name(d.s, host, f.Namespace); n.Service != nil && ownsName(n.Service, d.port, 0) {
+				d.t.hostWithoutPort(f.Host, n.Service)
+				v.set(Serve, MeshName, n.Service.Rule)
+				return
+			}
+			n = snapshot.Named{}
 		}
-		n = snapshot.Named{}
 	}
 	switch {
 	case n.NoCaller:
-		return Verdict{Action: Serve, Reason: CallerNamespaceUnknown}
+		v.set(Serve, CallerNamespaceUnknown, "")
 	case n.Service != nil && ownsName(n.Service, d.port, n.Port):
 		d.t.hostOwned(f.Host, n.Service)
-		return Verdict{Action: Serve, Reason: MeshName, Rule: n.Service.Rule}
+		v.set(Serve, MeshName, n.Service.Rule)
+	default:
+		d.t.hostForeign(f.Host, n, d.port)
+		v.set(Passthrough, NotMesh, "")
 	}
-	d.t.hostForeign(f.Host, n, d.port)
-	return Verdict{Action: Passthrough, Reason: NotMesh}
-}
-
-// comesBack reports whether what is dialled leads to a listener of ours in the pod itself (decision
-// 043). Nothing but a dial of the capture port has that port: what was diverted to it keeps
-// the port it was dialled with. The other listeners' ports are refused at addresses that are the
-// pod's own whatever its namespace looks like; one that its status does not list, only its
-// namespace knows.
-func (d *dial) comesBack() bool {
-	if !model.ReservedPort(d.port) {
-		return false
-	}
-	a := d.addr
-	return d.port == model.PortCapture || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() || d.pod != nil && d.pod.Owns(a)
 }
 
 // rawPort is a raw-TCP port of a service, as it was dialled.
@@ -333,40 +354,47 @@ func (x *tlsArms) find(name string) *snapshot.TLSArm {
 }
 
 // split forwards bytes to one of weighted destinations (contract 10.6).
-func (d *dial) split(sp *snapshot.Split, why Reason) Verdict {
+func (d *dial) split(v *Verdict, sp *snapshot.Split, why Reason) {
 	if sp.Invalid != "" || sp.WeightSum == 0 {
 		d.t.invalidSplit(sp)
-		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: sp.Name}
+		v.set(Refuse, InvalidBackend, sp.Name)
+		return
 	}
 	b := share(sp.Backends, sp.WeightSum, d.pick)
 	if b.Invalid != "" {
 		d.t.invalidBackend(b)
-		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: sp.Name}
+		v.set(Refuse, InvalidBackend, sp.Name)
+		return
 	}
 	d.t.splitBackend(sp, b.Backend)
-	return d.forward(b.Backend, why, sp.Name)
+	d.forward(v, b.Backend, why, sp.Name)
 }
 
 // forward sends bytes to a backend.
-func (d *dial) forward(b *snapshot.Backend, why Reason, rule string) Verdict {
+func (d *dial) forward(v *Verdict, b *snapshot.Backend, why Reason, rule string) {
 	set := d.s.Endpoints(b)
 	if !set.Empty() {
-		return Verdict{Action: Forward, Reason: why, Rule: rule, Backend: b, Set: set}
+		v.set(Forward, why, rule)
+		v.Backend, v.Set = b, set
+		return
 	}
 	if svc := d.s.Service(b.Service); set.Len() == 0 && svc != nil && svc.Await {
 		d.t.awaitedRows(b.Service)
-		return Verdict{Action: Await, Reason: AwaitRows, Rule: rule, Backend: b, Awaits: svc}
+		v.set(Await, AwaitRows, rule)
+		v.Backend, v.Awaits = b, svc
+		return
 	}
 	d.t.noHealthyEndpoint(b, set)
-	return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: rule}
+	v.set(Refuse, NoEndpoint, rule)
 }
 
 // passThrough hands bytes that are not HTTP to the dialled address (contract 4.2 step 5).
-func (d *dial) passThrough(why Reason) Verdict {
+func (d *dial) passThrough(v *Verdict, why Reason) {
 	if d.blackholed() {
-		return Verdict{Action: Refuse, Reason: Blackhole, Rule: d.pod.Rule}
+		v.set(Refuse, Blackhole, d.pod.Rule)
+		return
 	}
-	return Verdict{Action: Passthrough, Reason: why}
+	v.set(Passthrough, why, "")
 }
 
 // blackholed reports whether scoped capture keeps the dialled port, 18082, to itself.
@@ -387,11 +415,12 @@ func ownsName(svc *snapshot.Service, dialled, named uint16) bool {
 }
 
 // inbound: contract 6.2, with a non-empty SNI that names no served port refused.
-func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
+func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace, v *Verdict) {
 	pod := s.WorkloadOf(f)
 	if pod == nil {
 		t.unknownPod()
-		return Verdict{Action: Refuse, Reason: UnknownSNI}
+		v.set(Refuse, UnknownSNI, "")
+		return
 	}
 	port := f.Dst.Port()
 	if port == 0 { // no server name, tolerated of Envoy-based peers (contract 6.2)
@@ -400,11 +429,13 @@ func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 	p, ok := pod.Port(port)
 	if !ok || p.Class != model.HTTP && p.Class != model.TCP {
 		t.undeclaredPort(pod, f.Dst.Port())
-		return Verdict{Action: Refuse, Reason: UnknownSNI, Rule: pod.Rule}
+		v.set(Refuse, UnknownSNI, pod.Rule)
+		return
 	}
 	to := pod.SocketOf(p.Class)
 	t.socket(pod, to)
-	return Verdict{Action: Deliver, Reason: ServedPort, Rule: pod.Rule, Port: p.Number, Class: p.Class, App: p.App, Socket: to}
+	v.set(Deliver, ServedPort, pod.Rule)
+	v.Port, v.Class, v.App, v.Socket = p.Number, p.Class, p.App, to
 }
 
 // Explain is the whole way of a connection and, with r, of a request on it:

@@ -44,36 +44,39 @@ const (
 // A request for an upgrade has r.Upgrade set and is routed like any other, whether it
 // came as HTTP/1.1 or as extended CONNECT (RFC 8441), whose method the engine makes
 // GET; a plain CONNECT is answered 404.
-func Route(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, pick uint32, t *Trace) Verdict {
+func Route(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, pick uint32, t *Trace) (v Verdict) {
 	t.request(r)
 	if len(r.Upgrade) == 0 && string(r.Method) == "CONNECT" { // contract 4.8
-		return Verdict{Action: Reply, Reason: Connect, Status: 404, Text: textConnect}
+		v.answer(Reply, Connect, "", 404, textConnect)
+		return v
 	}
 	q := question{s: s, f: f, r: r, pick: pick, t: t}
 	switch f.Dir {
 	case model.Captured, model.Proxy:
 		if string(r.Path) == PathReadyz {
-			return readiness(s, Readyz)
+			v.readiness(s, Readyz)
+		} else {
+			q.byAuthority(&v)
 		}
-		return q.byAuthority()
 	case model.Inbound:
-		return q.deliver()
+		q.deliver(&v)
+	default:
+		v.refuse(NoVerdict, "", 500, textNoVerdict)
 	}
-	return Verdict{Action: Refuse, Reason: NoVerdict, Status: 500, Text: textNoVerdict}
+	return v
 }
 
-// readiness is the answer to a readiness probe.
-func readiness(s *snapshot.Snapshot, why Reason) Verdict {
+// readiness answers a readiness probe.
+func (v *Verdict) readiness(s *snapshot.Snapshot, why Reason) {
 	if s.Draining() {
-		return Verdict{Action: Reply, Reason: why, Status: 503, Text: "draining\n"}
+		v.answer(Reply, why, "", 503, "draining\n")
+	} else {
+		v.answer(Reply, why, "", 200, "ready\n")
 	}
-	return Verdict{Action: Reply, Reason: why, Status: 200, Text: "ready\n"}
 }
 
-// liveness is the answer to a liveness probe.
-func liveness() Verdict {
-	return Verdict{Action: Reply, Reason: Live, Status: 200, Text: "live\n"}
-}
+// liveness answers a liveness probe.
+func (v *Verdict) liveness() { v.answer(Reply, Live, "", 200, "live\n") }
 
 // question is what Route was asked, and what its steps have found.
 type question struct {
@@ -91,17 +94,15 @@ type question struct {
 	rule        *snapshot.Rule    // the rule of a route that matched, else self
 	matched     *snapshot.Rule    // the rule of a route that matched, or nil
 	name        string            // of the object that chose
-	reason      Reason
-	prefix      int // the length of what the rule's prefix match matched of the path
 	backend     *snapshot.Backend
 	pipe        *snapshot.Pipe // of the rule, and of the backend once that is drawn
+	prefix      int            // the length of what the rule's prefix match matched of the path
+	reason      Reason         // why the request is forwarded
 	respelled   bool           // as of Verdict
-	cors        *snapshot.CORS // of the rule that the request was taken by
-	audited     Audited
 }
 
 // byAuthority finds out which service a request is for (contract 4.3).
-func (q *question) byAuthority() Verdict {
+func (q *question) byAuthority(v *Verdict) {
 	f, r := q.f, q.r
 	n := snapshot.Name(q.s, r.Authority, f.Namespace)
 	dialled := f.Dst.Port()
@@ -114,30 +115,35 @@ func (q *question) byAuthority() Verdict {
 	if !byHost && q.s.Semantics() == model.GatewayAPI {
 		if owner := q.s.Address(f.Dst.Addr()); owner != nil && owner.Mesh() {
 			if n.Service == nil && !n.NoCaller && string(r.Path) == PathLive {
-				return liveness()
+				v.liveness()
+				return
 			}
 			q.t.dialledOwner(owner, r.Authority)
-			return q.reach(owner, dialled, dialled, false)
+			q.reach(v, owner, dialled, dialled, false)
+			return
 		}
 	}
 	switch {
 	case n.NoCaller:
-		return Verdict{Action: Refuse, Reason: CallerNamespaceUnknown, Status: 421, Text: textNoCaller}
+		v.refuse(CallerNamespaceUnknown, "", 421, textNoCaller)
+		return
 	case svc == nil:
-		return q.foreign(n, byHost)
+		q.foreign(v, n, byHost)
+		return
 	}
 	q.t.authorityOwned(r.Authority, svc)
 	if byHost {
-		return q.reach(svc, 0, n.Port, true)
+		dialled = 0
 	}
-	return q.reach(svc, dialled, n.Port, false)
+	q.reach(v, svc, dialled, n.Port, byHost)
 }
 
 // reach is a request for svc. Of a dial, the port is the dialled one and the authority
 // may name it, or none (contract 4.3a); byHost it is the authority's, 80 by default (4.3b).
-func (q *question) reach(svc *snapshot.Service, dialled, named uint16, byHost bool) Verdict {
+func (q *question) reach(v *Verdict, svc *snapshot.Service, dialled, named uint16, byHost bool) {
 	if svc.Broken != "" {
-		return Verdict{Action: Refuse, Reason: BrokenService, Rule: svc.Rule, Status: 500, Text: svc.Broken}
+		v.refuse(BrokenService, svc.Rule, 500, svc.Broken)
+		return
 	}
 	port := dialled
 	if byHost {
@@ -147,7 +153,8 @@ func (q *question) reach(svc *snapshot.Service, dialled, named uint16, byHost bo
 	}
 	if svc.Cold && !model.DialledPort(port) && !model.DialledPort(named) {
 		q.t.unknownPorts(svc)
-		return q.empty(svc, svc.Rule, nil, svc.Texts)
+		q.empty(v, svc, svc.Rule, nil, svc.Texts)
+		return
 	}
 	p := svc.Port(port)
 	if !byHost && svc.Kind == snapshot.MeshOnly {
@@ -156,29 +163,31 @@ func (q *question) reach(svc *snapshot.Service, dialled, named uint16, byHost bo
 	isHTTP := p != nil && p.Class == model.HTTP
 	switch {
 	case isHTTP && (byHost || named == 0 || named == port):
-		return q.route(svc, p)
+		q.route(v, svc, p)
 	case isHTTP:
-		return q.refuse(svc, PortMismatch, svc.Texts.PortMismatch, port, named)
+		q.misaddressed(v, svc, PortMismatch, svc.Texts.PortMismatch, port, named)
 	case byHost && named == 0:
-		return q.refuse(svc, PortRequired, svc.Texts.PortRequired, port, named)
+		q.misaddressed(v, svc, PortRequired, svc.Texts.PortRequired, port, named)
 	case byHost && p != nil:
-		return q.refuse(svc, PortNotHTTP, svc.Texts.PortNotHTTP, port, named)
+		q.misaddressed(v, svc, PortNotHTTP, svc.Texts.PortNotHTTP, port, named)
+	default:
+		q.misaddressed(v, svc, PortNotDeclared, svc.Texts.PortNotDeclared, port, named)
 	}
-	return q.refuse(svc, PortNotDeclared, svc.Texts.PortNotDeclared, port, named)
 }
 
-// refuse is a 421 (contract 4.4).
-func (q *question) refuse(svc *snapshot.Service, why Reason, text string, port, named uint16) Verdict {
+// misaddressed refuses a request for the wrong port: a 421 (contract 4.4).
+func (q *question) misaddressed(v *Verdict, svc *snapshot.Service, why Reason, text string, port, named uint16) {
 	q.t.wrongPort(q.s, svc, q.f.Namespace, why, port, named)
-	return Verdict{Action: Refuse, Reason: why, Rule: svc.Rule, Status: 421, Text: text}
+	v.refuse(why, svc.Rule, 421, text)
 }
 
 // foreign is a request that names no service for this caller.
-func (q *question) foreign(n snapshot.Named, byHost bool) Verdict {
+func (q *question) foreign(v *Verdict, n snapshot.Named, byHost bool) {
 	s, f, r := q.s, q.f, q.r
 	// The prober's question, under any name that is not a service's.
 	if n.Service == nil && string(r.Path) == PathLive {
-		return Verdict{Action: Reply, Reason: Live, Status: 200, Text: "live\n"}
+		v.liveness()
+		return
 	}
 	pod := s.WorkloadOf(f)
 	floor := f.Dir == model.Captured && (!byHost || pod == nil || pod.Capture.RedirectAll)
@@ -186,49 +195,50 @@ func (q *question) foreign(n snapshot.Named, byHost bool) Verdict {
 	// the mesh's (contract 4.3b, 4.6), and for all names where the alternative
 	// is a 404 anyway.
 	if byHost && n.WellFormed && model.DialledPort(n.Port) && (n.Below || !floor) {
-		return Verdict{Action: Refuse, Reason: PortNotDeclared, Status: 421, Text: textReservedPort}
+		v.refuse(PortNotDeclared, "", 421, textReservedPort)
+		return
 	}
 	if n.Service == nil {
 		q.t.authorityForeign(r.Authority, n, f.Dst.Port())
 	}
 	if floor {
-		return Verdict{Action: Passthrough, Reason: NotMesh}
+		v.set(Passthrough, NotMesh, "")
+		return
 	}
 	q.t.similarNames(s, r.Authority, f.Namespace)
-	return Verdict{Action: Refuse, Reason: NoSuchName, Status: 404, Text: textNoSuchName}
+	v.refuse(NoSuchName, "", 404, textNoSuchName)
 }
 
 // route runs a port's rules in the order of contract 10.7: the rule, with the path
 // policy; RBAC; then what answers by itself; then the backend.
-func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
-	v := q.byRule(svc, p)
-	v.CORS, v.Audited = q.cors, q.audited
-	return v
-}
-
-func (q *question) byRule(svc *snapshot.Service, p *snapshot.Port) Verdict {
+func (q *question) route(v *Verdict, svc *snapshot.Service, p *snapshot.Port) {
 	q.path, q.query = cutPath(q.r.Path)
 	q.self, q.rule, q.name, q.reason, q.backend = p.Self, p.Self, svc.Rule, DeclaredHTTP, p.Backend
 	if q.self.Invalid != "" { // what is in force on the whole service cannot be honoured
-		return refusal(InvalidBackend, svc.Rule, 500, q.self.Invalid)
+		v.refuse(InvalidBackend, svc.Rule, 500, q.self.Invalid)
+		return
 	}
 	if q.prog = p.ProgramFor(q.f.Namespace); q.prog != nil {
 		if q.prog != p.Program {
 			q.t.consumerRoutes(q.f.Namespace)
 		}
 		if q.prog.Invalid != "" {
-			return refusal(InvalidBackend, svc.Rule, 500, q.prog.Invalid)
+			v.refuse(InvalidBackend, svc.Rule, 500, q.prog.Invalid)
+			return
 		}
-		if large := q.findRule(); large != nil {
-			return refusal(TooLarge, large.Name, 431, textTooLarge)
+		if large := q.findRule(v); large != nil {
+			v.refuse(TooLarge, large.Name, 431, textTooLarge)
+			return
 		}
 	}
 	if hasAliases(q.path) {
 		switch result, bypasses := q.checkPathAliases(); result {
 		case refused:
-			return refusal(PathSpelling, bypasses, 403, textSpelling)
+			v.refuse(PathSpelling, bypasses, 403, textSpelling)
+			return
 		case tooLarge:
-			return refusal(TooLarge, bypasses, 431, textTooLarge)
+			v.refuse(TooLarge, bypasses, 431, textTooLarge)
+			return
 		case twoReadings:
 			q.respelled = q.rule != nil && q.rule.Pipe != nil && q.rule.Pipe.Authz != nil
 		}
@@ -236,37 +246,38 @@ func (q *question) byRule(svc *snapshot.Service, p *snapshot.Port) Verdict {
 	switch {
 	case q.rule == nil:
 		q.t.noRule(true)
-		return refusal(NoRule, svc.Rule, 404, textNoRule)
+		v.refuse(NoRule, svc.Rule, 404, textNoRule)
+		return
 	case q.rule.Invalid != "":
-		return refusal(InvalidBackend, q.name, 500, q.rule.Invalid)
+		v.refuse(InvalidBackend, q.name, 500, q.rule.Invalid)
+		return
 	}
 	if q.pipe = q.rule.Pipe; q.pipe != nil {
-		if f := q.rbac(); f != nil {
-			return refusal(RBACDenied, f.Name, 403, textRBAC)
+		if f := q.rbac(v); f != nil {
+			v.refuse(RBACDenied, f.Name, 403, textRBAC)
+			return
 		}
 		q.t.authz(q.pipe)
 		if why, status, text := ruleAnswer(q.pipe, q.r); why != 0 {
-			return q.reply(why, status, text)
+			q.reply(v, why, status, text)
+			return
 		}
 	}
 	if len(q.rule.Backends) > 0 {
-		return q.drawBackend()
+		q.drawBackend(v)
+		return
 	}
 	if q.matched != nil && q.prog.Strict {
 		q.t.noBackend()
-		return refusal(InvalidBackend, q.name, 500, textNoBackend)
+		v.refuse(InvalidBackend, q.name, 500, textNoBackend)
+		return
 	}
-	return q.forward()
-}
-
-// refusal answers a request with a status and a text.
-func refusal(why Reason, rule string, status int, text string) Verdict {
-	return Verdict{Action: Refuse, Reason: why, Rule: rule, Status: status, Text: text}
+	q.forward(v)
 }
 
 // findRule takes the rule that the request matches. A rule for which the request is too large to
 // tell is returned.
-func (q *question) findRule() (large *snapshot.Rule) {
+func (q *question) findRule(v *Verdict) (large *snapshot.Rule) {
 	strict := q.prog.Strict
 	if strict {
 		q.rule, q.self = nil, nil
@@ -286,7 +297,7 @@ func (q *question) findRule() (large *snapshot.Rule) {
 		q.reason = GRPCRoute
 	}
 	if answersPreflight(a) {
-		q.cors = a.Rule.Pipe.CORS
+		v.CORS = a.Rule.Pipe.CORS
 	}
 	if a.PathKind == model.PathPrefix {
 		q.prefix = len(a.Path)
@@ -295,64 +306,70 @@ func (q *question) findRule() (large *snapshot.Rule) {
 }
 
 // rbac is the first filter of the rule that denies the request to the caller, or nil.
-func (q *question) rbac() *snapshot.RBAC {
+func (q *question) rbac(v *Verdict) *snapshot.RBAC {
 	if len(q.pipe.RBAC) == 0 {
 		return nil
 	}
-	return q.audited.denied(q.pipe, q.caller(), q.r.Method, q.path, q.t)
+	return v.Audited.denied(q.pipe, q.caller(), q.r.Method, q.path, q.t)
 }
 
 // reply is an answer that the rule, or its backend, gives by itself.
-func (q *question) reply(why Reason, status int, text string) Verdict {
-	return Verdict{Action: Reply, Reason: why, Rule: q.name, Status: status, Text: text,
-		Matched: q.matched, Pipe: q.pipe, Prefix: q.prefix, Respelled: q.respelled}
+func (q *question) reply(v *Verdict, why Reason, status int, text string) {
+	v.answer(Reply, why, q.name, status, text)
+	v.Matched, v.Pipe, v.Prefix, v.Respelled = q.matched, q.pipe, q.prefix, q.respelled
 }
 
 // drawBackend draws one of the rule's backends by weight (contract 10.4).
-func (q *question) drawBackend() Verdict {
+func (q *question) drawBackend(v *Verdict) {
 	rule := q.rule
 	if rule.WeightSum == 0 { // nobody may have it, and nothing is wrong with the rule
-		return refusal(NoEndpoint, q.name, 503, textNoWeight)
+		v.refuse(NoEndpoint, q.name, 503, textNoWeight)
+		return
 	}
 	b := share(rule.Backends, rule.WeightSum, q.pick)
 	if b.Invalid != "" {
 		q.t.invalidBackend(b)
-		return q.failed(refusal(InvalidBackend, q.name, 500, b.Invalid))
+		v.refuse(InvalidBackend, q.name, 500, b.Invalid)
+		v.Matched = q.matched
+		return
 	}
 	q.t.drawnBackend(b, len(rule.Backends))
 	q.backend, q.pipe = b.Backend, b.Pipe
 	if d := q.pipe; d != nil && d.Redirect != nil { // the backend's own
-		return q.reply(Redirect, d.Redirect.Status, textRedirect)
+		q.reply(v, Redirect, d.Redirect.Status, textRedirect)
+		return
 	}
-	return q.forward()
+	q.forward(v)
 }
 
 // forward sends the request to the backend: to those of its endpoints that the request selects (contract 5.10).
-func (q *question) forward() Verdict {
+func (q *question) forward(v *Verdict) {
 	if q.pipe != nil && len(q.pipe.Query) > 0 && manyParameters(q.query) {
 		q.t.longEditedQuery()
-		return refusal(TooLarge, q.name, 431, textTooLarge)
+		v.refuse(TooLarge, q.name, 431, textTooLarge)
+		return
 	}
 	set := q.s.Endpoints(q.backend)
 	if set.Len() == 0 {
-		return q.failed(q.empty(q.s.Service(q.backend.Service), q.name, q.backend, q.backend.Texts))
+		q.empty(v, q.s.Service(q.backend.Service), q.name, q.backend, q.backend.Texts)
+		v.Matched = q.matched
+		return
 	}
 	narrowed, pinned, ok := selects(q.s, set, q.pipe, q.r, q.t)
 	switch {
 	case !ok:
-		return q.failed(refusal(NoEndpoint, q.name, 503, textSelected))
+		v.refuse(NoEndpoint, q.name, 503, textSelected)
+		v.Matched = q.matched
+		return
 	case pinned == nil && narrowed.Empty():
-		return q.failed(q.empty(nil, q.name, q.backend, q.backend.Texts))
+		q.empty(v, nil, q.name, q.backend, q.backend.Texts)
+		v.Matched = q.matched
+		return
 	}
 	q.t.endpoints(q.backend, narrowed)
-	return Verdict{Action: Forward, Reason: q.reason, Rule: q.name, Backend: q.backend, Set: narrowed, Pinned: pinned,
-		Matched: q.matched, Pipe: q.pipe, Prefix: q.prefix, Respelled: q.respelled}
-}
-
-// failed is the verdict for a backend that was drawn and cannot have the request: the rule may retry another.
-func (q *question) failed(v Verdict) Verdict {
-	v.Matched = q.matched
-	return v
+	v.set(Forward, q.reason, q.name)
+	v.Backend, v.Set, v.Pinned = q.backend, narrowed, pinned
+	v.Matched, v.Pipe, v.Prefix, v.Respelled = q.matched, q.pipe, q.prefix, q.respelled
 }
 
 // caller is the identity of the pod that asks: the one whose listener took the connection, which
@@ -377,54 +394,64 @@ func ruleAnswer(p *snapshot.Pipe, r *httpmsg.Head) (why Reason, status int, text
 
 // empty is a destination without a healthy endpoint: to be waited for where the
 // rows of its service are on their way, else a 503. svc may be nil: known not to be awaited.
-func (q *question) empty(svc *snapshot.Service, rule string, b *snapshot.Backend, texts *snapshot.Texts) Verdict {
+func (q *question) empty(v *Verdict, svc *snapshot.Service, rule string, b *snapshot.Backend, texts *snapshot.Texts) {
 	if svc != nil && svc.Await {
 		q.t.awaitedRows(svc.Name)
-		return Verdict{Action: Await, Reason: AwaitRows, Rule: rule, Status: 503, Text: textAwait, Backend: b, Awaits: svc}
+		v.answer(Await, AwaitRows, rule, 503, textAwait)
+		v.Backend, v.Awaits = b, svc
+		return
 	}
 	if b != nil {
 		q.t.noHealthyEndpoint(b, q.s.Endpoints(b))
 	}
-	return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: rule, Status: 503, Text: texts.NoEndpoint}
+	v.refuse(NoEndpoint, rule, 503, texts.NoEndpoint)
 }
 
 // deliver is a request that came over the hop (contract 6.3, 6.4).
-func (q *question) deliver() Verdict {
+func (q *question) deliver(v *Verdict) {
 	s, f, r := q.s, q.f, q.r
 	switch string(r.Path) {
 	case PathLive:
-		return liveness()
+		v.liveness()
+		return
 	case PathReady:
-		return readiness(s, Ready)
+		v.readiness(s, Ready)
+		return
 	}
-	v := inbound(s, f, q.t)
+	inbound(s, f, q.t, v)
 	switch {
 	case v.Action != Deliver:
 		v.Status, v.Text = 421, textUnknownPort
-		return v
+		return
 	case v.Class != model.HTTP: // the pod's declaration changed under the connection
-		return refusal(UnknownSNI, v.Rule, 421, textUnknownPort)
+		q.reject(v, UnknownSNI, v.Rule, 421, textUnknownPort)
+		return
 	}
 	pipe := s.WorkloadOf(f).Inbound
 	if pipe == nil {
-		return v
+		return
 	}
 	q.path, _ = cutPath(r.Path)
 	if pipe.Policy() && hasAliases(q.path) {
 		result, bypasses := q.checkInboundAliases(pipe)
 		if result == refused {
-			return refusal(PathSpelling, bypasses, 403, textSpelling)
+			q.reject(v, PathSpelling, bypasses, 403, textSpelling)
+			return
 		}
 		v.Respelled = result == twoReadings && pipe.Authz != nil
 	}
 	if d := v.Audited.denied(pipe, f.Peer, r.Method, q.path, q.t); d != nil {
-		no := refusal(RBACDenied, d.Name, 403, textRBAC)
-		no.Audited = v.Audited
-		return no
+		q.reject(v, RBACDenied, d.Name, 403, textRBAC)
+		return
 	}
 	q.t.authz(pipe)
 	v.Pipe = pipe
-	return v
+}
+
+// reject refuses a request that was to be delivered; what filters that only count made of it stays.
+func (q *question) reject(v *Verdict, why Reason, rule string, status int, text string) {
+	*v = Verdict{Audited: v.Audited}
+	v.refuse(why, rule, status, text)
 }
 
 // checkInboundAliases is the path policy (decision 009) at the destination, where one pipe is in

@@ -229,6 +229,22 @@ type Verdict struct {
 	Socket *model.Socket
 }
 
+// set is a verdict on a connection; v is the zero value. Verdicts are filled in place: they are
+// large, and copies of them would be a third of what a decision costs.
+func (v *Verdict) set(a Action, why Reason, rule string) {
+	v.Action, v.Reason, v.Rule = a, why, rule
+}
+
+// answer is a verdict on a request that the proxy answers itself.
+func (v *Verdict) answer(a Action, why Reason, rule string, status int, text string) {
+	v.Action, v.Reason, v.Rule, v.Status, v.Text = a, why, rule, status, text
+}
+
+// refuse is a verdict on a request that is refused.
+func (v *Verdict) refuse(why Reason, rule string, status int, text string) {
+	v.answer(Refuse, why, rule, status, text)
+}
+
 // String is a stable text: the action with its details, then the reason and
 // the rule in brackets.
 //

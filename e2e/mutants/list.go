@@ -5,8 +5,8 @@ var All = []Mutant{
 	{
 		Property: "every input gets a valid action",
 		File:     "dataplane/decide/route.go",
-		Old:      "return Verdict{Action: Refuse, Reason: NoVerdict, Status: 500, Text: textNoVerdict}",
-		New:      "return Verdict{}",
+		Old:      "v.refuse(NoVerdict, \"\", 500, textNoVerdict)",
+		New:      "",
 		Package:  "./dataplane/decide", Run: "TestNoDirection|TestEveryQuestionIsAnswered",
 	},
 	{
