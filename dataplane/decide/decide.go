@@ -77,11 +77,12 @@ type dial struct {
 // captured runs the steps of contract 4.2 in their order. What costs nothing to know
 // goes first: the dialled address and port. Bytes are asked for where they can change the answer.
 func (d *dial) captured(v *Verdict) {
-	if d.t != nil || model.ReservedPort(d.port) {
+	reserved := model.ReservedPort(d.port)
+	if d.t != nil || reserved {
 		d.pod = d.s.WorkloadOf(d.f)
 	}
 	d.t.capture(d.pod)
-	if d.comesBack() {
+	if reserved && d.comesBack() {
 		v.set(Refuse, Loop, "")
 		if d.pod != nil {
 			v.Rule = d.pod.Rule
@@ -111,15 +112,12 @@ func (d *dial) captured(v *Verdict) {
 	d.byBytes(v)
 }
 
-// comesBack reports whether what is dialled leads to a listener of ours in the pod itself (decision
+// comesBack reports whether a dial of a reserved port leads to a listener of ours in the pod itself (decision
 // 043). Nothing but a dial of the capture port has that port: what was diverted to it keeps
 // the port it was dialled with. The other listeners' ports are refused at addresses that are the
 // pod's own whatever its namespace looks like; one that its status does not list, only its
 // namespace knows.
 func (d *dial) comesBack() bool {
-	if !model.ReservedPort(d.port) {
-		return false
-	}
 	a := d.addr
 	return d.port == model.PortCapture || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() || d.pod != nil && d.pod.Owns(a)
 }
@@ -271,7 +269,7 @@ func (d *dial) byAuthority(v *Verdict) {
 		d.t.hostOwned(f.Host, n.Service)
 		v.set(Serve, MeshName, n.Service.Rule)
 	default:
-		d.t.hostForeign(f.Host, n, d.port)
+		d.t.hostForeign(f.Host, &n, d.port)
 		v.set(Passthrough, NotMesh, "")
 	}
 }

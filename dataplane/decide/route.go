@@ -109,7 +109,7 @@ func (q *question) byAuthority(v *Verdict) {
 	byHost := f.Dir == model.Proxy || dialled == model.PortProxy // the port is Host's, too
 	svc := n.Service
 	if svc != nil && !byHost && !ownsName(svc, dialled, n.Port) {
-		q.t.authorityForeign(r.Authority, n, dialled)
+		q.t.authorityForeign(r.Authority, &n, dialled)
 		svc = nil
 	}
 	if !byHost && q.s.Semantics() == model.GatewayAPI {
@@ -199,7 +199,7 @@ func (q *question) foreign(v *Verdict, n snapshot.Named, byHost bool) {
 		return
 	}
 	if n.Service == nil {
-		q.t.authorityForeign(r.Authority, n, f.Dst.Port())
+		q.t.authorityForeign(r.Authority, &n, f.Dst.Port())
 	}
 	if floor {
 		v.set(Passthrough, NotMesh, "")

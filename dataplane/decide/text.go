@@ -163,7 +163,7 @@ func podPortsText(pod *snapshot.Workload) string {
 const maxSimilar = 5
 
 // foreignText says why an authority is no mesh name on a captured dial.
-func foreignText(n snapshot.Named, dialled uint16) string {
+func foreignText(n *snapshot.Named, dialled uint16) string {
 	switch {
 	case n.Service != nil:
 		return "names " + n.Service.Rule + ", a user's Service that no route names, by another port than its pods' HTTP port dialled"

@@ -19,8 +19,11 @@ type Step struct{ Text string }
 // for concurrent use.
 type Trace struct{ Steps []Step }
 
-// add records a step. It is called by the methods below, and by Explain, whose Trace is never nil:
-// its arguments are allocated where it is called.
+// add records a step; t is not nil. It is not inlined, so that the methods which call it are: on the
+// ordinary path a step costs one comparison. What is too large for that has its text in a
+// method of its own, recordX for X.
+//
+//go:noinline
 func (t *Trace) add(format string, args ...any) {
 	t.Steps = append(t.Steps, Step{fmt.Sprintf(format, args...)})
 }
@@ -29,13 +32,22 @@ func (t *Trace) add(format string, args ...any) {
 
 func (t *Trace) connection(s *snapshot.Snapshot, f *model.Flow) {
 	if t != nil {
-		t.add("snapshot %d: connection %s", s.Version(), f.String())
+		t.recordConnection(s, f)
 	}
 }
 
+func (t *Trace) recordConnection(s *snapshot.Snapshot, f *model.Flow) {
+	t.add("snapshot %d: connection %s", s.Version(), f.String())
+}
+
 func (t *Trace) capture(pod *snapshot.Workload) {
+	if t != nil {
+		t.recordCapture(pod)
+	}
+}
+
+func (t *Trace) recordCapture(pod *snapshot.Workload) {
 	switch {
-	case t == nil:
 	case pod == nil:
 		t.add("no such pod on this node: capture is taken to be redirect-all")
 	case pod.Capture.RedirectAll:
@@ -46,9 +58,12 @@ func (t *Trace) capture(pod *snapshot.Workload) {
 }
 
 func (t *Trace) foreignAddress(s *snapshot.Snapshot, addr netip.Addr) {
-	if t == nil {
-		return
+	if t != nil {
+		t.recordForeignAddress(s, addr)
 	}
+}
+
+func (t *Trace) recordForeignAddress(s *snapshot.Snapshot, addr netip.Addr) {
 	if n, ok := s.Outside(addr); ok {
 		t.add("%s is the address of Service %s, which has no pods in the mesh: none has the ServiceAccount %s (contract 1.1)", addr, n, n.Name)
 	} else {
@@ -164,17 +179,23 @@ func (t *Trace) hostOwned(host string, svc *snapshot.Service) {
 	}
 }
 
-func (t *Trace) hostForeign(host string, n snapshot.Named, dialled uint16) {
+func (t *Trace) hostForeign(host string, n *snapshot.Named, dialled uint16) {
 	if t != nil {
-		t.add("authority %q: %s", host, foreignText(n, dialled))
+		t.recordForeign(host, n, dialled)
 	}
+}
+
+func (t *Trace) recordForeign(host string, n *snapshot.Named, dialled uint16) {
+	t.add("authority %q: %s", host, foreignText(n, dialled))
 }
 
 func (t *Trace) request(r *httpmsg.Head) {
 	if t != nil {
-		t.add("request %s", model.RequestString(r))
+		t.recordRequest(r)
 	}
 }
+
+func (t *Trace) recordRequest(r *httpmsg.Head) { t.add("request %s", model.RequestString(r)) }
 
 func (t *Trace) authorityOwned(authority []byte, svc *snapshot.Service) {
 	if t != nil {
@@ -182,9 +203,9 @@ func (t *Trace) authorityOwned(authority []byte, svc *snapshot.Service) {
 	}
 }
 
-func (t *Trace) authorityForeign(authority []byte, n snapshot.Named, dialled uint16) {
+func (t *Trace) authorityForeign(authority []byte, n *snapshot.Named, dialled uint16) {
 	if t != nil {
-		t.add("authority %q: %s", authority, foreignText(n, dialled))
+		t.recordForeign(string(authority), n, dialled)
 	}
 }
 
@@ -202,16 +223,23 @@ func (t *Trace) unknownPorts(svc *snapshot.Service) {
 
 func (t *Trace) wrongPort(s *snapshot.Snapshot, svc *snapshot.Service, caller string, why Reason, port, named uint16) {
 	if t != nil {
-		t.add("%s", refusalText(why, port, named))
-		t.add("%s", wouldWork(s, svc, caller))
+		t.recordWrongPort(s, svc, caller, why, port, named)
 	}
+}
+
+func (t *Trace) recordWrongPort(s *snapshot.Snapshot, svc *snapshot.Service, caller string, why Reason, port, named uint16) {
+	t.add("%s", refusalText(why, port, named))
+	t.add("%s", wouldWork(s, svc, caller))
 }
 
 // similarNames says which services a name that is none could have meant: those of the same first label.
 func (t *Trace) similarNames(s *snapshot.Snapshot, authority []byte, caller string) {
-	if t == nil {
-		return
+	if t != nil {
+		t.recordSimilarNames(s, authority, caller)
 	}
+}
+
+func (t *Trace) recordSimilarNames(s *snapshot.Snapshot, authority []byte, caller string) {
 	host, _, _ := strings.Cut(string(authority), ":")
 	label, _, _ := strings.Cut(strings.ToLower(host), ".")
 	n := 0
@@ -294,9 +322,11 @@ func (t *Trace) otherParameter(a *snapshot.Arm, q *snapshot.ValueMatch) {
 
 func (t *Trace) armMatches(a *snapshot.Arm) {
 	if t != nil {
-		t.add("%s: matches", armText(a))
+		t.recordMatch(a)
 	}
 }
+
+func (t *Trace) recordMatch(a *snapshot.Arm) { t.add("%s: matches", armText(a)) }
 
 // noRule says what no rule means; strict: nothing may have the request.
 func (t *Trace) noRule(strict bool) {
