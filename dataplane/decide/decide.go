@@ -29,7 +29,7 @@ const sniffWait = time.Second
 // have sent so (SniffMalformed). With a sniff result the answer is never Sniff.
 //
 // A raw-TCP port on which TLSRoutes are in force is sniffed for a ClientHello
-// only (HelloOnly), and with any other result is what it is without them.
+// only (Sniff.HelloOnly), and with any other result is what it is without them.
 //
 // f.Host is the authority of the first request. For h2c that is known only
 // after the first HEADERS frame: the engine reads up to it before asking with
@@ -151,7 +151,7 @@ func (d *dial) byPort(v *Verdict) (decided bool) {
 		return false
 	case arms.any && d.f.Sniff == model.SniffNone: // the first bytes may be a ClientHello
 		v.set(Sniff, tcp.why, d.svc.Rule)
-		v.HelloOnly, v.Wait = true, sniffWait
+		v.Sniff.HelloOnly, v.Sniff.Wait = true, sniffWait
 		return true
 	}
 	d.t.rawTCPPort()
@@ -240,9 +240,9 @@ func (d *dial) sniff(v *Verdict, why Reason, rule string) {
 		return
 	}
 	v.set(Sniff, why, rule)
-	v.Race = d.svc == nil && why != EndpointAddress
+	v.Sniff.Race = d.svc == nil && why != EndpointAddress
 	if !d.http {
-		v.Wait = sniffWait
+		v.Sniff.Wait = sniffWait
 	}
 }
 
@@ -433,7 +433,7 @@ func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace, v *Verdict) {
 	to := pod.SocketOf(p.Class)
 	t.socket(pod, to)
 	v.set(Deliver, ServedPort, pod.Rule)
-	v.Port, v.Class, v.App, v.Socket = p.Number, p.Class, p.App, to
+	v.Deliver = Application{Port: p.Number, Class: p.Class, App: p.App, Socket: to}
 }
 
 // Explain is the whole way of a connection and, with r, of a request on it:
@@ -462,7 +462,7 @@ func Explain(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head) (Verdict, *Tr
 		f = &g
 		v = Decide(s, f, 0, t)
 	}
-	if v.Action == Serve || v.Action == Deliver && v.Class == model.HTTP {
+	if v.Action == Serve || v.Action == Deliver && v.Deliver.Class == model.HTTP {
 		t.add("verdict for the connection: %s", v)
 		if a, _, ok := httpmsg.Authority(r.Authority); !ok { // which the codec sees before Route is asked
 			t.add("authority %q is none", r.Authority)

@@ -423,7 +423,7 @@ func (q *question) deliver(v *Verdict) {
 	case v.Action != Deliver:
 		v.Status, v.Text = 421, textUnknownPort
 		return
-	case v.Class != model.HTTP: // the pod's declaration changed under the connection
+	case v.Deliver.Class != model.HTTP: // the pod's declaration changed under the connection
 		q.reject(v, UnknownSNI, v.Rule, 421, textUnknownPort)
 		return
 	}
