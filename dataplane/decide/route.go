@@ -231,17 +231,8 @@ func (q *question) route(v *Verdict, svc *snapshot.Service, p *snapshot.Port) {
 			return
 		}
 	}
-	if hasAliases(q.path) {
-		switch result, bypasses := q.checkPathAliases(); result {
-		case refused:
-			v.refuse(PathSpelling, bypasses, 403, textSpelling)
-			return
-		case tooLarge:
-			v.refuse(TooLarge, bypasses, 431, textTooLarge)
-			return
-		case twoReadings:
-			q.respelled = q.rule != nil && q.rule.Pipe != nil && q.rule.Pipe.Authz != nil
-		}
+	if hasAliases(q.path) && q.refusedPath(v) {
+		return
 	}
 	switch {
 	case q.rule == nil:
@@ -273,6 +264,21 @@ func (q *question) route(v *Verdict, svc *snapshot.Service, p *snapshot.Port) {
 		return
 	}
 	q.forward(v)
+}
+
+// refusedPath applies the path policy to the request, and reports whether that refuses it.
+func (q *question) refusedPath(v *Verdict) bool {
+	switch result, bypasses := q.checkPathAliases(); result {
+	case refused:
+		v.refuse(PathSpelling, bypasses, 403, textSpelling)
+		return true
+	case tooLarge:
+		v.refuse(TooLarge, bypasses, 431, textTooLarge)
+		return true
+	case twoReadings:
+		q.respelled = q.rule != nil && q.rule.Pipe != nil && q.rule.Pipe.Authz != nil
+	}
+	return false
 }
 
 // findRule takes the rule that the request matches. A rule for which the request is too large to
