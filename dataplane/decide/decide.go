@@ -137,7 +137,7 @@ func (d *dial) byPort(v *Verdict) (decided bool) {
 			return false
 		}
 		arms := armsOn(d.svc, d.f.Namespace, d.port, 0)
-		return d.tlsRoute(v, &arms)
+		return arms.any && d.tlsRoute(v, &arms)
 	}
 	tcp := rawPortOf(d.svc, p, d.port)
 	if tcp.backend == nil {
@@ -145,7 +145,7 @@ func (d *dial) byPort(v *Verdict) (decided bool) {
 	}
 	arms := armsOn(d.svc, d.f.Namespace, d.port, tcp.number)
 	switch {
-	case d.tlsRoute(v, &arms):
+	case arms.any && d.tlsRoute(v, &arms):
 		return true
 	case tcp.backend == nil:
 		return false
@@ -163,11 +163,9 @@ func (d *dial) byPort(v *Verdict) (decided bool) {
 	return true
 }
 
-// tlsRoute is a dial whose server name is a TLSRoute's (contract 4.2 step 1). false: it is none's.
+// tlsRoute is a dial whose server name is a TLSRoute's (contract 4.2 step 1), on a port where some are
+// in force. false: it is none's.
 func (d *dial) tlsRoute(v *Verdict, arms *tlsArms) bool {
-	if !arms.any {
-		return false
-	}
 	d.t.tlsRoutes()
 	if d.f.Sniff != model.SniffTLS {
 		return false
@@ -224,6 +222,11 @@ func (d *dial) expectation() (why Reason, rule string) {
 	case d.svc != nil:
 		return MeshAddress, d.svc.Rule
 	}
+	return d.endpoint()
+}
+
+// endpoint is a dial of an address that is no service's: a pod of the mesh may have it, and the port be its HTTP.
+func (d *dial) endpoint() (why Reason, rule string) {
 	b := d.s.HTTPEndpoint(d.addr, d.port)
 	if b == nil {
 		return ForeignAddress, ""
