@@ -171,6 +171,8 @@ func (r Reason) Header() string {
 type Verdict struct {
 	Action Action
 	Reason Reason
+	// Respelled: Pipe.Authz is to be asked about AuthzPath too, and both must be allowed.
+	Respelled bool // it stands here for the size of a Verdict
 	// Rule is the object that said so: "Service shop/cart", "HTTPRoute
 	// shop/cart rule 1", "Pod shop/cart-1"; "" when no object did.
 	Rule string
@@ -211,8 +213,6 @@ type Verdict struct {
 	Audited Audited
 	// Prefix is the length in bytes of what the rule's prefix match matched of the path.
 	Prefix int
-	// Respelled: Pipe.Authz is to be asked about AuthzPath too, and both must be allowed.
-	Respelled bool
 }
 
 // Listening says how the first bytes of a connection are read.
