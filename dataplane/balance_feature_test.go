@@ -94,7 +94,7 @@ func (p *pool) mesh(class string, port int, edit func(i int, line string) string
 		text += fmt.Sprintf("local shop/cart PORT=CLASS cid=cart%d\n", i+1)
 	}
 	p.apply(strings.NewReplacer("PORT", fmt.Sprint(port), "CLASS", class).Replace(text))
-	p.out.Swept(p.store.Load())
+	p.out.OnSnapshot(p.store.Load())
 }
 
 // sessions counts those to all endpoints, listed as one's or not.

@@ -51,7 +51,7 @@ func newColdTown(t *testing.T) *coldTown {
 func (w *coldTown) news(text string) {
 	w.t.Helper()
 	w.apply(text)
-	w.out.Recall()
+	w.out.RetryWaiting()
 }
 
 func (w *coldTown) host() string { return fmt.Sprintf("cart.shop.aether.internal:%d", w.http) }

@@ -64,9 +64,9 @@ type Config struct {
 
 	Relay relay.Options // of raw TCP and of what is passed through
 
-	Capture bool         // install the capture rules in the pods, as the CNI plugin would
-	Hold    bool         // accept nothing before Open, and leave capture rules where they are until Alone: the Owner's sockets are still another process's, too
-	Log     *slog.Logger // nil: discard
+	Capture     bool         // install the capture rules in the pods, as the CNI plugin would
+	StartPaused bool         // accept nothing before Open, and leave capture rules where they are until Alone: the Owner's sockets are still another process's, too
+	Log         *slog.Logger // nil: discard
 }
 
 // Node is the data plane of one node. Make it with New, run it with Run.
@@ -105,7 +105,7 @@ type Node struct {
 	fromNode atomic.Pointer[socket.Pool] // hops' sockets are of the node's own network namespace; nil: of the pod's
 
 	socks sync.Map // container → *sockets: what a dial needs, without the lock that Apply holds
-	near  sync.Map // container → *inbound.Neighbour, likewise
+	near  sync.Map // container → *inbound.LocalDestination, likewise
 }
 
 // pod is a workload that is served.
@@ -134,7 +134,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n := &Node{
 		cfg: cfg, log: cfg.Log, engine: e, factory: socket.NewFactory(), pods: map[string]*pod{}, problems: map[string]model.Problem{},
-		homes: homesOf(), held: cfg.Hold, guest: cfg.Hold, news: make(chan struct{}, 1), synced: make(chan struct{}),
+		homes: homesOf(), held: cfg.StartPaused, guest: cfg.StartPaused, news: make(chan struct{}, 1), synced: make(chan struct{}),
 	}
 	n.certs = mtls.NewStore(mtls.Config{Source: cfg.Identities, Changed: n.certChanged})
 	n.dialer = &meshhop.Dialer{
@@ -145,7 +145,7 @@ func New(cfg Config) (*Node, error) {
 	if n.authz, err = extauthz.New(extauthz.Config{Target: cfg.Authz, Log: cfg.Log}); err != nil {
 		return nil, err
 	}
-	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log, Neighbour: n.neighbour, Want: cfg.Want, Relay: cfg.Relay})
+	n.out = outbound.New(outbound.Config{Store: &n.store, Dialer: n.dialer, Journal: cfg.Journal, Authz: n.authz, Log: cfg.Log, LocalDestination: n.neighbour, Want: cfg.Want, Relay: cfg.Relay})
 	n.in = inbound.New(inbound.Config{Store: &n.store, Acceptor: n.acceptor, Journal: cfg.Journal, Authz: n.authz, Ready: cfg.Ready, Relay: cfg.Relay, Log: cfg.Log})
 	return n, nil
 }
@@ -206,7 +206,7 @@ func (n *Node) Apply(snap *snapshot.Snapshot, workloads []model.Workload) {
 		snap = snap.WithDraining(true)
 	}
 	n.store.Swap(snap)
-	n.out.Recall() // first: somebody waits
+	n.out.RetryWaiting() // first: somebody waits
 	same := n.applied && len(workloads) == len(n.given) && (len(workloads) == 0 || &workloads[0] == &n.given[0])
 	n.given, n.applied = workloads, true
 	if !same {
@@ -216,7 +216,7 @@ func (n *Node) Apply(snap *snapshot.Snapshot, workloads []model.Workload) {
 			n.syncLocked()
 		}
 	}
-	n.out.Swept(snap) // in order, for mu is held
+	n.out.OnSnapshot(snap) // in order, for mu is held
 }
 
 // Snapshot is the current view; nil before the first Apply.
@@ -423,7 +423,7 @@ func (n *Node) addLocked(w *model.Workload) (_ *pod, err error) {
 		})},
 	}
 	n.socks.Store(container, p.socks)
-	n.near.Store(container, n.in.Neighbour(ip))
+	n.near.Store(container, n.in.LocalDestination(ip))
 	p.listen = func() error {
 		err := errors.Join(
 			p.engine.Listen(set.Capture, n.out.AcceptCaptured(op)),
@@ -515,13 +515,13 @@ func (n *Node) uncaptureLocked(p *pod) {
 	}
 }
 
-// neighbour is outbound.Config.Neighbour.
-func (n *Node) neighbour(container string) outbound.Neighbour {
+// neighbour is outbound.Config.LocalDestination.
+func (n *Node) neighbour(container string) outbound.LocalDestination {
 	v, ok := n.near.Load(container)
 	if !ok {
 		return nil
 	}
-	return v.(*inbound.Neighbour)
+	return v.(*inbound.LocalDestination)
 }
 
 // hop is meshhop.Dialer.Sockets.

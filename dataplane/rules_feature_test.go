@@ -125,7 +125,7 @@ func newTownOn(t testing.TB, cfg engine.Config, with ...func(*outbound.Config, *
 			}
 		}
 	})
-	out := outbound.Config{Store: &w.store, Journal: w.journal, Neighbour: w.neighbour, Dialer: &meshhop.Dialer{
+	out := outbound.Config{Store: &w.store, Journal: w.journal, LocalDestination: w.neighbour, Dialer: &meshhop.Dialer{
 		Sockets: func(ctx context.Context, _ string, addr netip.AddrPort) (*net.TCPConn, error) {
 			w.mu.Lock()
 			to := w.hops[addr.Addr()]
@@ -149,7 +149,7 @@ func newTownOn(t testing.TB, cfg engine.Config, with ...func(*outbound.Config, *
 	return w
 }
 
-func (w *town) neighbour(container string) outbound.Neighbour {
+func (w *town) neighbour(container string) outbound.LocalDestination {
 	w.mu.Lock()
 	p := w.inbounds[container]
 	w.mu.Unlock()
@@ -157,7 +157,7 @@ func (w *town) neighbour(container string) outbound.Neighbour {
 		return nil
 	}
 	neighbours.Add(1)
-	return w.in.Neighbour(p)
+	return w.in.LocalDestination(p)
 }
 
 func (w *town) svid(container string) *mtls.SVID {

@@ -223,9 +223,9 @@ func (s *Bonds) Rotated(pod string) {
 	}
 }
 
-// Met takes in what a handshake of pod with p has shown, which was verified in full; svid is the pod's current
+// Verified takes in what a handshake of pod with p has shown, which was verified in full; svid is the pod's current
 // certificate, nil: it is not known. told: the peer has verified ours. Sessions with p of which either ends earlier go on.
-func (s *Bonds) Met(pod string, p Peer, b *mtls.Bond, svid func() *mtls.SVID, told bool) {
+func (s *Bonds) Verified(pod string, p Peer, b *mtls.Bond, svid func() *mtls.SVID, told bool) {
 	for {
 		s.mu.Lock()
 		of := s.of(pod, p)
@@ -337,7 +337,7 @@ func (k *Held) Ask(busy bool) (again time.Duration) {
 // renewed takes the outcome of a renewal. One that failed is tried again by Ask, when half of the time is left that was.
 func (k *Held) renewed(b *mtls.Bond, told bool, err error) {
 	if err == nil {
-		k.s.Met(k.Pod, k.Peer, b, k.SVID, told)
+		k.s.Verified(k.Pod, k.Peer, b, k.SVID, told)
 	}
 	k.s.mu.Lock()
 	k.of.renewing = false

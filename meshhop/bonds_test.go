@@ -81,7 +81,7 @@ func (r *ring) bond(peer *mtls.SVID) *mtls.Bond {
 
 // meet is a handshake with name at addr.
 func (r *ring) meet(ca *devca.CA, name, addr string, life time.Duration) {
-	r.s.Met("cart", from(addr, name), r.bond(r.issue(ca, name, life)), r.svid, true)
+	r.s.Verified("cart", from(addr, name), r.bond(r.issue(ca, name, life)), r.svid, true)
 }
 
 func from(addr, name string) Peer {
@@ -141,12 +141,12 @@ func TestSessionEnds(t *testing.T) {
 			// The handshake was verified by a bundle that has been replaced since.
 			b := r.bond(r.issue(fresh, "web", long))
 			b.Own = r.trusting(r.svid(), r.ca, fresh)
-			r.s.Met("cart", from("10.0.0.1", "web"), b, r.svid, true)
+			r.s.Verified("cart", from("10.0.0.1", "web"), b, r.svid, true)
 		}, after: short},
 		"the peer's newer one is for another use": {then: func(r *ring, _ *devca.CA) {
 			b := r.bond(r.issue(r.ca, "web", long))
 			b.Use = x509.ExtKeyUsageServerAuth
-			r.s.Met("cart", from("10.0.0.1", "web"), b, r.svid, true)
+			r.s.Verified("cart", from("10.0.0.1", "web"), b, r.svid, true)
 		}, after: short},
 		"the peer's is renewed, own ends first": {own: true, then: func(r *ring, _ *devca.CA) { r.meet(r.ca, "web", "10.0.0.1", 2*long) }, after: short},
 		"own is renewed":                        {own: true, then: func(r *ring, _ *devca.CA) { r.rotate(r.issue(r.ca, "cart", 3*time.Hour)) }, after: 4 * time.Hour},
@@ -262,7 +262,7 @@ func TestSessionEndsAtRandom(t *testing.T) {
 				all = append(all, s)
 			default:
 				v := r.issue(r.ca, name, life())
-				r.s.Met("cart", from(at, name), r.bond(v), r.svid, true)
+				r.s.Verified("cart", from(at, name), r.bond(v), r.svid, true)
 				each(func(s *session) {
 					if s.from == from(at, name) && v.NotAfter.After(s.peer) {
 						s.peer = v.NotAfter

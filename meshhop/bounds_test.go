@@ -183,7 +183,7 @@ func TestTimesAreBounded(t *testing.T) {
 		}, 5 * time.Second},
 		"meet": {func(ctx context.Context, full *Limiter) error {
 			d := Dialer{SVID: r.dialer.SVID, Limit: full}
-			_, err := d.Meet(ctx, r.key(H2), r.local)
+			_, err := d.VerifyLocal(ctx, r.key(H2), r.local)
 			return err
 		}, 5 * time.Second},
 	} {

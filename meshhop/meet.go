@@ -13,10 +13,10 @@ import (
 	"aether/mtls/spiffeid"
 )
 
-// Met is what a handshake between two pods of this process would have shown: both
+// LocalPeer is what a handshake between two pods of this process would have shown: both
 // certificates have been verified as over TLS, each against the other pod's bundle.
 // That each side has the key to its certificate was checked when it came (mtls.NewSVID).
-type Met struct {
+type LocalPeer struct {
 	Key      Key               // of the meeting
 	Port     uint16            // that the server name says
 	Caller   spiffeid.ID       // verified
@@ -31,20 +31,20 @@ type Met struct {
 	served *tls.Config
 }
 
-// Declined: the destination of a Meet would have refused the handshake. ReasonOf
+// RefusedByPeer: the destination of a VerifyLocal would have refused the handshake. ReasonOf
 // says of it what the alert would have said to the source; Err is what the destination knows.
-type Declined struct{ Err error }
+type RefusedByPeer struct{ Err error }
 
-func (e *Declined) Error() string {
+func (e *RefusedByPeer) Error() string {
 	return "refused by the destination, of this node: " + e.Err.Error()
 }
 
-// Meet verifies k's source and l, both pods of this process, for each other, and
+// VerifyLocal verifies k's source and l, both pods of this process, for each other, and
 // opens nothing. The checks are those of Dial and Accept, by the same configurations of
 // TLS: the source's certificate, its trust bundle and pin; the destination's, its
 // bundle, trust domain and ports. It takes a turn of the Dialer's Limiter, and the
 // processor for some verifications. ReasonOf classes its errors.
-func (d *Dialer) Meet(ctx context.Context, k Key, l *Local) (*Met, error) {
+func (d *Dialer) VerifyLocal(ctx context.Context, k Key, l *Local) (*LocalPeer, error) {
 	m, err := d.meet(ctx, k, l)
 	if err != nil {
 		return nil, fmt.Errorf("meshhop: meet %s: %w", k, err)
@@ -52,7 +52,7 @@ func (d *Dialer) Meet(ctx context.Context, k Key, l *Local) (*Met, error) {
 	return m, nil
 }
 
-func (d *Dialer) meet(ctx context.Context, k Key, l *Local) (*Met, error) {
+func (d *Dialer) meet(ctx context.Context, k Key, l *Local) (*LocalPeer, error) {
 	svid, err := d.own(k)
 	if err != nil {
 		return nil, err
@@ -64,12 +64,12 @@ func (d *Dialer) meet(ctx context.Context, k Key, l *Local) (*Met, error) {
 		return nil, err
 	}
 	defer turn.Leave()
-	m := &Met{Key: k, dialer: d, local: l, svid: svid, hello: &tls.ClientHelloInfo{ServerName: k.SNI}}
+	m := &LocalPeer{Key: k, dialer: d, local: l, svid: svid, hello: &tls.ClientHelloInfo{ServerName: k.SNI}}
 	if m.served, err = l.TLS.GetConfigForClient(m.hello); err != nil {
-		return nil, &Declined{err}
+		return nil, &RefusedByPeer{err}
 	}
 	if len(m.served.Certificates) == 0 { // how mtls.ServerConfig refuses a name
-		return nil, &Declined{&mtls.UnknownSNI{SNI: k.SNI}}
+		return nil, &RefusedByPeer{&mtls.UnknownSNI{SNI: k.SNI}}
 	}
 	theirs, err := shown(k.SNI, m.served.Certificates[0])
 	if err != nil {
@@ -83,14 +83,14 @@ func (d *Dialer) meet(ctx context.Context, k Key, l *Local) (*Met, error) {
 		return nil, err
 	}
 	if err := m.served.VerifyConnection(ours); err != nil {
-		return nil, &Declined{err}
+		return nil, &RefusedByPeer{err}
 	}
 	if m.Caller, err = mtls.PeerID(&ours); err != nil {
-		return nil, &Declined{err}
+		return nil, &RefusedByPeer{err}
 	}
 	port, ok := mtls.ParseSNI(k.SNI, l.Compat)
 	if !ok {
-		return nil, &Declined{&mtls.UnknownSNI{SNI: k.SNI}}
+		return nil, &RefusedByPeer{&mtls.UnknownSNI{SNI: k.SNI}}
 	}
 	m.Port, m.Peer = port, ours.PeerCertificates[0]
 	m.XFCC = mtls.XFCC(l.ID, m.Peer)
@@ -99,16 +99,16 @@ func (d *Dialer) meet(ctx context.Context, k Key, l *Local) (*Met, error) {
 }
 
 // Left is how long the certificates of both hold.
-func (m *Met) Left() time.Duration {
+func (m *LocalPeer) Left() time.Duration {
 	if m.dialer.Now != nil {
 		return m.NotAfter.Sub(m.dialer.Now())
 	}
 	return time.Until(m.NotAfter)
 }
 
-// Fresh reports whether nothing has changed that Meet judged by: both pods have the
+// Fresh reports whether nothing has changed that VerifyLocal judged by: both pods have the
 // certificates and bundles that they had, and the port is served. It does not allocate.
-func (m *Met) Fresh() bool {
+func (m *LocalPeer) Fresh() bool {
 	if m.dialer.SVID(m.Key.Pod) != m.svid {
 		return false
 	}

@@ -58,9 +58,9 @@ func TestMeet(t *testing.T) {
 			r := newRig(t, record.Std, 0)
 			k := r.key(H2)
 			tt.mod(t, r, &k)
-			m, err := r.dialer.Meet(t.Context(), k, r.local)
+			m, err := r.dialer.VerifyLocal(t.Context(), k, r.local)
 			if got := ReasonOf(err); got != tt.want || (m == nil) != (err != nil) {
-				t.Errorf("Meet: %v (%s), want %s", err, got, tt.want)
+				t.Errorf("VerifyLocal: %v (%s), want %s", err, got, tt.want)
 			}
 			s, err := r.dialer.Dial(t.Context(), k)
 			if err == nil {
@@ -105,7 +105,7 @@ func TestMetStaysFresh(t *testing.T) {
 		r := newRig(t, record.Std, 0)
 		served = true
 		r.local.TLS = mtls.ServerConfig(mtls.Server{Pod: "cart-1", SVID: r.cart.Load, Serves: func(uint16) bool { return served }})
-		m, err := r.dialer.Meet(t.Context(), r.key(H2), r.local)
+		m, err := r.dialer.VerifyLocal(t.Context(), r.key(H2), r.local)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +124,7 @@ func TestDeclinedTells(t *testing.T) {
 	r := newRig(t, record.Std, 0)
 	k := r.key(H2)
 	r.cart.Store(nil)
-	_, err := r.dialer.Meet(t.Context(), k, r.local)
+	_, err := r.dialer.VerifyLocal(t.Context(), k, r.local)
 	if ReasonOf(err) != ReasonRemote || !strings.Contains(err.Error(), "cart-1") {
 		t.Errorf("%v (%s)", err, ReasonOf(err))
 	}

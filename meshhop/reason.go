@@ -62,7 +62,7 @@ func ReasonOf(err error) Reason {
 		busy    *Busy
 		connect *Connect
 	)
-	if no, ok := errors.AsType[*Declined](err); ok {
+	if no, ok := errors.AsType[*RefusedByPeer](err); ok {
 		if errors.As(no.Err, &sni) {
 			return ReasonUnknownSNI
 		}

@@ -227,7 +227,7 @@ func run(ctx context.Context, leave <-chan struct{}, o options) error {
 	if err != nil {
 		return err
 	}
-	cfg.Hold = before != nil
+	cfg.StartPaused = before != nil
 	var told *sources // set before the node runs
 	if len(o.registrar) > 0 {
 		cfg.Want = func(n model.ServiceName) { told.want(n) }

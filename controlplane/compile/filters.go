@@ -31,7 +31,7 @@ func tooManyOps(n int) string {
 }
 
 // pipeTooLong says why p does too much for one request, or "".
-func pipeTooLong(p *snapshot.Pipe) string {
+func pipeTooLong(p *snapshot.FilterChain) string {
 	if n := len(p.Request) + len(p.Query) + len(p.Response); n > maxPipeOps {
 		return fmt.Sprintf("its filters, with those of the service, make %d changes, and %d are the most: use fewer", n, maxPipeOps)
 	}

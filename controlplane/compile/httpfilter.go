@@ -215,7 +215,7 @@ const (
 type policy struct {
 	route, chain []*httpFilter // by name
 	refusal      string        // not empty: the body of the 500 that every request gets
-	base         [2]*snapshot.Pipe
+	base         [2]*snapshot.FilterChain
 }
 
 // policyOf gathers the filters that target s; nil: none does at the source.
@@ -272,7 +272,7 @@ func (l *level) empty() bool {
 // the producer's routes: a consumer must not switch a producer's policy off.
 // There both are in force. What does nothing takes no place: an audit enforces
 // nothing, and metadata of another namespace selects nothing.
-func fold(own, backend *level, pol *policy, who int) *snapshot.Pipe {
+func fold(own, backend *level, pol *policy, who int) *snapshot.FilterChain {
 	if own.empty() && backend.empty() {
 		if pol == nil {
 			return emptyPipe
@@ -281,7 +281,7 @@ func fold(own, backend *level, pol *policy, who int) *snapshot.Pipe {
 			return done
 		}
 	}
-	p := &snapshot.Pipe{}
+	p := &snapshot.FilterChain{}
 	var authz []*httpFilter
 	var rbac, asked, off, selects bool // said at the route
 	var seen []*httpFilter
@@ -367,7 +367,7 @@ func askAll(filters []*httpFilter) *snapshot.Authz {
 	return next
 }
 
-func isEmpty(p *snapshot.Pipe) bool {
+func isEmpty(p *snapshot.FilterChain) bool {
 	return len(p.RBAC) == 0 && p.Authz == nil && len(p.Selectors) == 0 && p.CORS == nil && p.Redirect == nil && p.Rewrite == nil &&
 		len(p.Request) == 0 && len(p.Query) == 0 && len(p.Response) == 0 && len(p.Mirrors) == 0
 }
@@ -375,11 +375,11 @@ func isEmpty(p *snapshot.Pipe) bool {
 // refusePipe is that of rules and services that are refused because a filter
 // cannot be honoured. Nothing is known of what the filter would have allowed, so
 // spellings of a path are held against such a rule as against any policy.
-var refusePipe = &snapshot.Pipe{RBAC: []snapshot.RBAC{{Name: "a filter that cannot be honoured"}}}
+var refusePipe = &snapshot.FilterChain{RBAC: []snapshot.RBAC{{Name: "a filter that cannot be honoured"}}}
 
 // inbound is what filters do at the destination, for pods of a service; nil: nothing.
-func inbound(filters []*httpFilter) *snapshot.Pipe {
-	p := &snapshot.Pipe{}
+func inbound(filters []*httpFilter) *snapshot.FilterChain {
+	p := &snapshot.FilterChain{}
 	var authz []*httpFilter
 	for _, f := range filters {
 		switch {

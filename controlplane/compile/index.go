@@ -439,7 +439,7 @@ func (x *Index) Update() (*snapshot.Snapshot, []model.Problem) {
 			continue
 		}
 		s.dirty |= dirtyOut | dirtySets
-		if !x.look(s) || x.snap == nil { // the first time all are marked
+		if !x.resolveView(s) || x.snap == nil { // the first time all are marked
 			continue
 		}
 		for _, r := range s.backOf {

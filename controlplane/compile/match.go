@@ -40,9 +40,9 @@ const maxConditions = 16
 // maxArms bounds the matches in force on one port for one group of callers.
 const maxArms = 1024
 
-// arm is a match and its place in the order of precedence.
-type arm struct {
-	snapshot.Arm
+// compiledMatch is a match and its place in the order of precedence.
+type compiledMatch struct {
+	snapshot.Match
 	rank rank
 	cost int // instructions of its regular expressions
 }
@@ -62,7 +62,7 @@ const first = math.MaxInt
 // exact path, then a regular expression, then a prefix; longer above shorter; a
 // method; more fields; more parameters. What is left is the older route, its
 // name, the order in it.
-func (r *matchReader) httpRank(a *snapshot.Arm, m *model.Match, headers, query int) rank {
+func (r *matchReader) httpRank(a *snapshot.Match, m *model.Match, headers, query int) rank {
 	kind, length := 0, len(a.Path)
 	switch m.PathKind {
 	case model.PathExact:
@@ -125,13 +125,13 @@ func (r *matchReader) refuse(format string, args ...any) {
 }
 
 // read compiles a match.
-func (r *matchReader) read(m *model.Match) (out arm) {
+func (r *matchReader) read(m *model.Match) (out compiledMatch) {
 	r.cost = 0
 	r.unread.path, r.unread.service, r.unread.method = false, false, false
 	if m.Unread {
 		r.refuse("a condition of a match cannot be read")
 	}
-	a := &out.Arm
+	a := &out.Match
 	a.PathKind, a.Path, a.Method = m.PathKind, m.Path, m.Method
 	switch m.PathKind {
 	case model.PathAny:

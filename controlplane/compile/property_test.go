@@ -487,7 +487,7 @@ func policyText(v decide.Verdict) string {
 	if v.Pipe == nil {
 		return ""
 	}
-	return pipeText(&snapshot.Pipe{RBAC: v.Pipe.RBAC, Authz: v.Pipe.Authz})
+	return pipeText(&snapshot.FilterChain{RBAC: v.Pipe.RBAC, Authz: v.Pipe.Authz})
 }
 
 // FuzzRegex: an expression that is accepted matches what the plain expression

@@ -31,7 +31,7 @@ type route struct {
 type routeRule struct {
 	name     string // "HTTPRoute shop/cart rule 1 (its own)"
 	invalid  string // not empty: why requests that pick it get 500
-	arms     []arm
+	arms     []compiledMatch
 	unplain  string // a path of it that policy cannot be held against
 	filters  []ruleFilter
 	backends []backendFilters // beside the rule's Backends
@@ -120,7 +120,7 @@ func (r *route) readRule(i int, twice string) routeRule {
 	m := matchReader{kind: r.Kind}
 	prefixes := true
 	if len(in.Matches) == 0 {
-		out.arms = []arm{m.read(&model.Match{})}
+		out.arms = []compiledMatch{m.read(&model.Match{})}
 	}
 	for j := range in.Matches {
 		a := m.read(&in.Matches[j])
@@ -247,12 +247,12 @@ func (r *route) refersTo(each func(model.ServiceName)) {
 	}
 }
 
-// attached is the routes of one service, on its ports, by who calls.
-type attached struct {
+// attachments is the routes of one service, on its ports, by who calls.
+type attachments struct {
 	s      *service
 	routed bool
-	hangs  []hang // in the order of routes
-	tls    []hang
+	hangs  []attachment // in the order of routes
+	tls    []attachment
 	// What was compiled for one set of routes serves every port that has the same:
 	// most routes name no port.
 	rules map[*route][]*snapshot.Rule
@@ -260,8 +260,8 @@ type attached struct {
 	split map[*route]*snapshot.Split
 }
 
-// hang is one route on one port; port 0 of a TLSRoute: every port that is not HTTP.
-type hang struct {
+// attachment is one route on one port; port 0 of a TLSRoute: every port that is not HTTP.
+type attachment struct {
 	*route
 	port uint16
 }
@@ -272,8 +272,8 @@ type made[T any] struct {
 }
 
 // attach hangs the routes on the ports that their parentRefs name (contract 10.1).
-func (x *Index) attach(s *service) *attached {
-	at := &attached{s: s}
+func (x *Index) attach(s *service) *attachments {
+	at := &attachments{s: s}
 	if len(s.parentOf) == 0 {
 		return at
 	}
@@ -304,7 +304,7 @@ func (x *Index) attach(s *service) *attached {
 		case s.user() && !at.routed && !own(r):
 			at.problem(r, "parentRef Service %s: not attached, for no route of namespace %s names that Service: it must be named there first, which makes its names and address the mesh's for every caller", s.name, s.name.Namespace)
 		case s.broken == "": // else its names are refused, the Kubernetes ones included
-			at.hang(r, p.Port)
+			at.attach(r, p.Port)
 		}
 	})
 	return at
@@ -325,7 +325,7 @@ func compareRouteText(a, b *model.Route) int {
 	return compareJSON(&x, &y)
 }
 
-func (at *attached) problem(r *route, format string, args ...any) {
+func (at *attachments) problem(r *route, format string, args ...any) {
 	at.s.problems = append(at.s.problems, problem(r.object, format, args...))
 }
 
@@ -337,8 +337,8 @@ func (r *route) carries() (class model.Class, what string) {
 	return model.HTTP, "HTTP"
 }
 
-// fits reports whether hang would attach r.
-func (at *attached) fits(r *route, port uint16) bool {
+// fits reports whether attach would attach r.
+func (at *attachments) fits(r *route, port uint16) bool {
 	if r.Kind == model.TLSRoute {
 		p := at.s.port(port)
 		return port == 0 || p != nil && p.class != model.HTTP
@@ -347,15 +347,15 @@ func (at *attached) fits(r *route, port uint16) bool {
 	return slices.ContainsFunc(at.s.ports, func(p viewPort) bool { return p.class == class && (port == 0 || port == p.number) })
 }
 
-// hang attaches r to the port, or to all that fit where it is 0.
-func (at *attached) hang(r *route, port uint16) {
+// attach attaches r to the port, or to all that fit where it is 0.
+func (at *attachments) attach(r *route, port uint16) {
 	class, what := r.carries()
 	if r.Kind == model.TLSRoute {
 		if !at.fits(r, port) {
 			at.problem(r, "parentRef Service %s port %d: that is no raw port of it (NoMatchingParent); it serves %s", at.s.name, port, at.s.portList())
 			return
 		}
-		if h := (hang{r, port}); !slices.Contains(at.tls, h) {
+		if h := (attachment{r, port}); !slices.Contains(at.tls, h) {
 			at.tls = append(at.tls, h)
 		}
 		return
@@ -367,7 +367,7 @@ func (at *attached) hang(r *route, port uint16) {
 			continue
 		}
 		hung = true
-		if h := (hang{r, p.number}); !slices.Contains(at.hangs, h) {
+		if h := (attachment{r, p.number}); !slices.Contains(at.hangs, h) {
 			at.hangs = append(at.hangs, h)
 		}
 	}
@@ -382,7 +382,7 @@ func (at *attached) hang(r *route, port uint16) {
 
 // who is the group of callers that a route of the service is for: all, "", for
 // the producer's; else those of a consumer's namespace (GEP-1426).
-func (at *attached) who(r *route) string {
+func (at *attachments) who(r *route) string {
 	if r.Namespace == at.s.name.Namespace {
 		return ""
 	}
@@ -390,7 +390,7 @@ func (at *attached) who(r *route) string {
 }
 
 // groups are the routes of a port by the callers they are for.
-func (at *attached) groups(port uint16) (who []string, routes map[string][]*route) {
+func (at *attachments) groups(port uint16) (who []string, routes map[string][]*route) {
 	for _, h := range at.hangs {
 		if h.port != port {
 			continue
@@ -408,7 +408,7 @@ func (at *attached) groups(port uint16) (who []string, routes map[string][]*rout
 }
 
 // programs are those of an HTTP port.
-func (at *attached) programs(x *Index, port uint16) (own *snapshot.Program, consumers map[string]*snapshot.Program) {
+func (at *attachments) programs(x *Index, port uint16) (own *snapshot.Program, consumers map[string]*snapshot.Program) {
 	if len(at.hangs) == 0 {
 		return nil, nil
 	}
@@ -428,7 +428,7 @@ func (at *attached) programs(x *Index, port uint16) (own *snapshot.Program, cons
 }
 
 // oneKind leaves out the HTTPRoutes of a group that has a GRPCRoute on the port (GEP-1426).
-func (at *attached) oneKind(routes []*route, port uint16) []*route {
+func (at *attachments) oneKind(routes []*route, port uint16) []*route {
 	i := slices.IndexFunc(routes, func(r *route) bool { return r.Kind == model.GRPCRoute })
 	if i < 0 {
 		return routes
@@ -445,14 +445,14 @@ func (at *attached) oneKind(routes []*route, port uint16) []*route {
 }
 
 // program merges the rules of routes into one list by precedence.
-func (at *attached) program(x *Index, routes []*route) *snapshot.Program {
+func (at *attachments) program(x *Index, routes []*route) *snapshot.Program {
 	for _, m := range at.progs {
 		if slices.Equal(m.routes, routes) {
 			return m.is
 		}
 	}
 	p := &snapshot.Program{Strict: x.semantics == model.GatewayAPI}
-	var arms []arm
+	var arms []compiledMatch
 	cost := 0
 	for _, r := range routes {
 		rules := at.rulesOf(x, r)
@@ -478,10 +478,10 @@ func (at *attached) program(x *Index, routes []*route) *snapshot.Program {
 		}
 	default:
 		p.MaxText = min(maxText, maxWork/max(cost, 1))
-		slices.SortStableFunc(arms, func(a, b arm) int { return a.rank.compare(b.rank) })
-		p.Arms = make([]snapshot.Arm, len(arms))
+		slices.SortStableFunc(arms, func(a, b compiledMatch) int { return a.rank.compare(b.rank) })
+		p.Arms = make([]snapshot.Match, len(arms))
 		for i := range arms {
-			p.Arms[i] = arms[i].Arm
+			p.Arms[i] = arms[i].Match
 		}
 	}
 	at.progs = append(at.progs, made[*snapshot.Program]{routes, p})
@@ -501,7 +501,7 @@ func hasPolicy(r *snapshot.Rule) bool {
 }
 
 // rulesOf compiles the rules of r for the service.
-func (at *attached) rulesOf(x *Index, r *route) []*snapshot.Rule {
+func (at *attachments) rulesOf(x *Index, r *route) []*snapshot.Rule {
 	if out := at.rules[r]; out != nil {
 		return out
 	}
@@ -518,7 +518,7 @@ func (at *attached) rulesOf(x *Index, r *route) []*snapshot.Rule {
 
 // rule compiles what a matching request gets. Whatever cannot be honoured
 // becomes a 500 that says so, for all requests or for the share of a backend.
-func (at *attached) rule(x *Index, r *route, i int) *snapshot.Rule {
+func (at *attachments) rule(x *Index, r *route, i int) *snapshot.Rule {
 	in, static, pol := &r.Rules[i], &r.rules[i], at.s.policy
 	who := producer
 	if at.who(r) != "" {
@@ -590,7 +590,7 @@ func (at *attached) rule(x *Index, r *route, i int) *snapshot.Rule {
 }
 
 // level finds what the filters of part, a rule or backend, refer to; why: what is not there.
-func (at *attached) level(x *Index, r *route, filters []ruleFilter, who int, part string, say func(format string, args ...any)) (l *level, why string) {
+func (at *attachments) level(x *Index, r *route, filters []ruleFilter, who int, part string, say func(format string, args ...any)) (l *level, why string) {
 	if len(filters) == 0 {
 		return nil, ""
 	}
@@ -650,7 +650,7 @@ func (x *Index) extension(n model.ServiceName) (*httpFilter, string) {
 }
 
 // reference resolves a backendRef of r, or of a mirror of it, as it stands on the service.
-func (at *attached) reference(x *Index, r *route, ref *model.BackendRef, class model.Class) (*snapshot.Backend, string) {
+func (at *attachments) reference(x *Index, r *route, ref *model.BackendRef, class model.Class) (*snapshot.Backend, string) {
 	if ref.Ungranted {
 		if why := at.ungranted(x, r, ref.Service, class); why != "" {
 			return nil, why
@@ -664,7 +664,7 @@ func (at *attached) reference(x *Index, r *route, ref *model.BackendRef, class m
 // namespace, as a consumer's route is (GEP-1294): a caller reaches by it what it reaches
 // anyway. Policy that another Service has at the caller would be gone around, for the
 // requests carry that of the one they were sent to (decision 008).
-func (at *attached) ungranted(x *Index, r *route, n model.ServiceName, class model.Class) string {
+func (at *attachments) ungranted(x *Index, r *route, n model.ServiceName, class model.Class) string {
 	mend := fmt.Sprintf("add a ReferenceGrant in namespace %s that lets %ss of namespace %s name Service %s", n.Namespace, r.Kind, r.Namespace, n.Name)
 	switch s := x.services[n]; {
 	case n.Namespace == r.Namespace || n == at.s.name:
@@ -712,7 +712,7 @@ func (x *Index) reference(ref *model.BackendRef, class model.Class) (*snapshot.B
 }
 
 // splits are those of a TCP port: of several TCPRoutes of a group the oldest is in force.
-func (at *attached) splits(x *Index, port uint16) (own *snapshot.Split, consumers map[string]*snapshot.Split) {
+func (at *attachments) splits(x *Index, port uint16) (own *snapshot.Split, consumers map[string]*snapshot.Split) {
 	if len(at.hangs) == 0 {
 		return nil, nil
 	}
@@ -744,7 +744,7 @@ func (at *attached) splits(x *Index, port uint16) (own *snapshot.Split, consumer
 
 // weigh flattens rules from to to (excluded) of a TCPRoute or TLSRoute into one
 // split (contract 10.6).
-func (at *attached) weigh(x *Index, r *route, from, to int) *snapshot.Split {
+func (at *attachments) weigh(x *Index, r *route, from, to int) *snapshot.Split {
 	out := &snapshot.Split{Name: r.object}
 	refuse := func(name, why string) string { return name + " cannot be honoured: " + why + "\n" }
 	for i := from; i < to; i++ {
@@ -780,28 +780,28 @@ func (at *attached) weigh(x *Index, r *route, from, to int) *snapshot.Split {
 
 // arms are the server names of the service's TLSRoutes, most specific first; what cannot be read
 // stands before them all, for it may have been any of them (decision 063).
-func (at *attached) arms(x *Index) []snapshot.TLSArm {
-	var out []snapshot.TLSArm
+func (at *attachments) arms(x *Index) []snapshot.SNIMatch {
+	var out []snapshot.SNIMatch
 	for _, h := range at.tls {
 		refused := func(why string) *snapshot.Split {
 			return &snapshot.Split{Name: h.object, Invalid: h.object + " cannot be honoured: " + why + "\n"}
 		}
 		if h.unread {
-			out = append(out, snapshot.TLSArm{Port: h.port, Caller: at.who(h.route), Below: true, Split: refused("a server name of it cannot be read")})
+			out = append(out, snapshot.SNIMatch{Port: h.port, Caller: at.who(h.route), Below: true, Split: refused("a server name of it cannot be read")})
 		}
 		if len(h.rules) == 0 {
 			for _, n := range h.names {
-				out = append(out, snapshot.TLSArm{Port: h.port, Caller: at.who(h.route), Name: n.name, Below: n.below, Split: refused("it has no rules")})
+				out = append(out, snapshot.SNIMatch{Port: h.port, Caller: at.who(h.route), Name: n.name, Below: n.below, Split: refused("it has no rules")})
 			}
 		}
 		for i := range h.rules {
 			split := at.weigh(x, h.route, i, i+1)
 			for _, n := range h.names {
-				out = append(out, snapshot.TLSArm{Port: h.port, Caller: at.who(h.route), Name: n.name, Below: n.below, Split: split})
+				out = append(out, snapshot.SNIMatch{Port: h.port, Caller: at.who(h.route), Name: n.name, Below: n.below, Split: split})
 			}
 		}
 	}
-	slices.SortStableFunc(out, func(a, b snapshot.TLSArm) int {
+	slices.SortStableFunc(out, func(a, b snapshot.SNIMatch) int {
 		return cmp.Or(falseFirst(a.Name != "", b.Name != ""), falseFirst(a.Below, b.Below), cmp.Compare(len(b.Name), len(a.Name)))
 	})
 	// Each group of callers has its own bound on each port, so that nobody's routes
@@ -835,7 +835,7 @@ func (at *attached) arms(x *Index) []snapshot.TLSArm {
 		rests[g] = true
 		// What is left out is not left to the port itself.
 		rest := &snapshot.Split{Name: "TLSRoutes of " + at.s.full(), Invalid: fmt.Sprintf("the TLSRoutes of service %s have %d server names, and %d are the most\n", at.s.name, n, maxArms)}
-		kept = append(kept, snapshot.TLSArm{Port: g.port, Caller: g.caller, Below: true, Split: rest})
+		kept = append(kept, snapshot.SNIMatch{Port: g.port, Caller: g.caller, Below: true, Split: rest})
 	}
 	return kept
 }

@@ -16,7 +16,7 @@ import (
 
 // The short forms of what compiles, for tables.
 
-func pipeText(p *snapshot.Pipe) string {
+func pipeText(p *snapshot.FilterChain) string {
 	var out []string
 	for _, r := range p.RBAC {
 		out = append(out, "rbac("+r.Name+")")
@@ -50,7 +50,7 @@ func pipeText(p *snapshot.Pipe) string {
 	return strings.Join(out, " ")
 }
 
-func backendsText(list []snapshot.Weighted, pipe *snapshot.Pipe) (out []string) {
+func backendsText(list []snapshot.Weighted, pipe *snapshot.FilterChain) (out []string) {
 	for _, w := range list {
 		text := fmt.Sprintf("to(%d invalid)", w.Upto)
 		if w.Backend != nil {
@@ -76,7 +76,7 @@ func ruleText(r *snapshot.Rule) string {
 	return strings.Join(out, " ")
 }
 
-func armText(a *snapshot.Arm) string {
+func armText(a *snapshot.Match) string {
 	out := []string{map[model.PathKind]string{model.PathAny: "any", model.PathExact: "exact:" + a.Path, model.PathPrefix: "prefix:" + a.Path, model.PathRegex: "regex:" + a.Path}[a.PathKind]}
 	if g := a.GRPC; g != nil {
 		kind := "grpc:"

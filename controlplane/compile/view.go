@@ -94,9 +94,9 @@ func (s *service) idle() bool {
 		len(s.parentOf) == 0 && len(s.backOf) == 0 && len(s.targetOf) == 0
 }
 
-// look works out what others see of the service (contract 4.6, 4.10, 4.12), and
+// resolveView works out what others see of the service (contract 4.6, 4.10, 4.12), and
 // reports whether that changed.
-func (x *Index) look(s *service) (changed bool) {
+func (x *Index) resolveView(s *service) (changed bool) {
 	before := s.view
 	s.view, s.viewProblems = view{}, nil
 	say := func(object, format string, args ...any) {
@@ -463,7 +463,7 @@ func (x *Index) podPort(s *service, self *snapshot.Rule, n uint16, class model.C
 
 // emptyPipe and plainSelf stand wherever there is no filter.
 var (
-	emptyPipe = &snapshot.Pipe{}
+	emptyPipe = &snapshot.FilterChain{}
 	plainSelf = &snapshot.Rule{Pipe: emptyPipe}
 )
 

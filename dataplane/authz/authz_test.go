@@ -99,7 +99,7 @@ func TestGolden(t *testing.T) {
 func TestSecondPath(t *testing.T) {
 	q := question(t, "shop/web > 10.96.0.1:8080 http1", "GET cart/a/.%2F%61dmin?x=%2F")
 	first := asked(t, q)
-	v := decide.Verdict{Action: decide.Forward, Pipe: &snapshot.Pipe{Authz: q.Authz}, Respelled: true}
+	v := decide.Verdict{Action: decide.Forward, Pipe: &snapshot.FilterChain{Authz: q.Authz}, Respelled: true}
 	q.Path = v.AuthzPath(q.Head)
 	second := asked(t, q)
 	golden(t, "spelled", first)

@@ -66,7 +66,7 @@ func (q *selection) want() []snapshot.Want { return q.keys[:q.n] }
 // selects narrows set to what the request asks for (contract 5.10). pinned is
 // the one endpoint it names. ok is false if no usable endpoint is left and
 // fields are to blame.
-func selects(s *snapshot.Snapshot, set *snapshot.EndpointSet, p *snapshot.Pipe, r *httpmsg.Head, t *Trace) (narrowed *snapshot.EndpointSet, pinned *snapshot.Endpoint, ok bool) {
+func selects(s *snapshot.Snapshot, set *snapshot.EndpointSet, p *snapshot.FilterChain, r *httpmsg.Head, t *Trace) (narrowed *snapshot.EndpointSet, pinned *snapshot.Endpoint, ok bool) {
 	asked := p != nil && len(p.Selectors) > 0
 	for i := range r.Fields {
 		if n := r.Fields[i].Name; len(n) > len(fieldPrefix) && string(n[:len(fieldPrefix)]) == fieldPrefix {
@@ -103,7 +103,7 @@ func selects(s *snapshot.Snapshot, set *snapshot.EndpointSet, p *snapshot.Pipe, 
 
 // read fills q. Of several lines of a name the first counts, an empty value is
 // none, and of one key the field of its own name goes before a Selector.
-func (q *selection) read(s *snapshot.Snapshot, p *snapshot.Pipe, r *httpmsg.Head) {
+func (q *selection) read(s *snapshot.Snapshot, p *snapshot.FilterChain, r *httpmsg.Head) {
 	ip, pod := false, false
 	for i := range r.Fields {
 		f := &r.Fields[i]

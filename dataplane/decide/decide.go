@@ -308,7 +308,7 @@ func rawPortOf(svc *snapshot.Service, p *snapshot.Port, port uint16) rawPort {
 // tlsArms are the server names in force for one caller on one port of a service.
 type tlsArms struct {
 	any    bool
-	list   []snapshot.TLSArm
+	list   []snapshot.SNIMatch
 	caller string // whose arms count: a consumer's, or, empty, the producer's
 	port   uint16
 	number uint16 // the port that port is another spelling of; 0: none
@@ -333,13 +333,13 @@ func armsOn(svc *snapshot.Service, caller string, port, number uint16) tlsArms {
 	return x
 }
 
-func (x *tlsArms) on(a *snapshot.TLSArm) bool {
+func (x *tlsArms) on(a *snapshot.SNIMatch) bool {
 	return a.Port == 0 || a.Port == x.port || a.Port == x.number
 }
 
 // find is the most specific arm that a server name is in, or nil. One trailing dot
 // is not legal in a server name, and seen (RFC 6066 3): it does not count.
-func (x *tlsArms) find(name string) *snapshot.TLSArm {
+func (x *tlsArms) find(name string) *snapshot.SNIMatch {
 	name = strings.TrimSuffix(name, ".")
 	for i := range x.list {
 		a := &x.list[i]

@@ -333,7 +333,7 @@ func TestCORSFields(t *testing.T) {
 		if !preflight(&r) {
 			t.Errorf("%s: no preflight", tt.name)
 		}
-		v := Verdict{Action: Reply, Pipe: &snapshot.Pipe{CORS: &tt.c}, CORS: &tt.c}
+		v := Verdict{Action: Reply, Pipe: &snapshot.FilterChain{CORS: &tt.c}, CORS: &tt.c}
 		var h httpmsg.Head
 		v.AppendPreflight(&h, &r)
 		if got := words(&h); got != tt.preflight {
@@ -356,7 +356,7 @@ func TestCORSFields(t *testing.T) {
 		}
 	}
 	for _, action := range []Action{Forward, Reply} { // without an origin; of a redirection, too
-		v := Verdict{Action: action, Reason: Redirect, Pipe: &snapshot.Pipe{CORS: &snapshot.CORS{Origins: []snapshot.Origin{{Prefix: "https://a.example"}}}, Response: []snapshot.Op{{Kind: model.AppendIfExistsOrAdd, Name: b("x-r"), Value: b("1")}}}}
+		v := Verdict{Action: action, Reason: Redirect, Pipe: &snapshot.FilterChain{CORS: &snapshot.CORS{Origins: []snapshot.Origin{{Prefix: "https://a.example"}}}, Response: []snapshot.Op{{Kind: model.AppendIfExistsOrAdd, Name: b("x-r"), Value: b("1")}}}}
 		h := httpmsg.Head{Fields: []httpmsg.Field{{Name: hdrAllowOrigin, Value: valueAny}}}
 		v.ApplyResponse(&h, nil)
 		if got := words(&h); got != "x-r=1 vary=Origin" {
@@ -431,7 +431,7 @@ func TestLocation(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v := Verdict{Action: Reply, Pipe: &snapshot.Pipe{Redirect: &tt.d}, Prefix: tt.prefix}
+		v := Verdict{Action: Reply, Pipe: &snapshot.FilterChain{Redirect: &tt.d}, Prefix: tt.prefix}
 		if got := string(v.Location([]byte("kept "), &f, &r)); got != "kept "+tt.want {
 			t.Errorf("%s | %s %+v:\ngot  %s\nwant kept %s", tt.flow, tt.request, tt.d, got, tt.want)
 		}

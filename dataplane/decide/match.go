@@ -35,7 +35,7 @@ var ampersand = []byte("&")
 // A CORS preflight asks about another request (Fetch, "CORS-preflight fetch"), whose method
 // and field names it has as values: by these it fulfils the arms of a rule with a CORS filter, which
 // answers it (GEP-1767: it must not reach the application). What it is literally counts, too.
-func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) (_ *snapshot.Arm, large bool) {
+func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) (_ *snapshot.Match, large bool) {
 	m := matcher{r: r, path: path, query: query, most: p.MaxText, t: t}
 	if preflight(r) {
 		m.preflight = true
@@ -79,7 +79,7 @@ const (
 )
 
 // arm holds the request against all conditions of an arm, the cheapest first.
-func (m *matcher) arm(a *snapshot.Arm) fit {
+func (m *matcher) arm(a *snapshot.Match) fit {
 	switch {
 	case len(m.path) > m.most && hasPathRegex(a):
 		m.t.longPath(a, m.path, m.most)
@@ -102,12 +102,12 @@ func (m *matcher) arm(a *snapshot.Arm) fit {
 	return fulfilled
 }
 
-func hasPathRegex(a *snapshot.Arm) bool {
+func hasPathRegex(a *snapshot.Match) bool {
 	return a.Regex != nil || a.GRPC != nil && (a.GRPC.ServiceRegex != nil || a.GRPC.MethodRegex != nil)
 }
 
 // fields holds the request's fields against the conditions on them.
-func (m *matcher) fields(a *snapshot.Arm) fit {
+func (m *matcher) fields(a *snapshot.Match) fit {
 	var promised []byte
 	if m.preflight && len(m.names) > 0 && answersPreflight(a) {
 		if promised = m.names; len(promised) > maxNames {
@@ -128,7 +128,7 @@ func (m *matcher) fields(a *snapshot.Arm) fit {
 }
 
 // parameters holds the request's query against the conditions on it.
-func (m *matcher) parameters(a *snapshot.Arm) fit {
+func (m *matcher) parameters(a *snapshot.Match) fit {
 	if manyParameters(m.query) {
 		m.t.longQuery(a)
 		return undecidable
@@ -153,7 +153,7 @@ func cannotMatch(want string, path []byte) bool {
 
 // pathMatches compares the path as it is spelled; a prefix ends at an element's
 // end (Gateway API PathMatchPathPrefix).
-func pathMatches(a *snapshot.Arm, path []byte) bool {
+func pathMatches(a *snapshot.Match, path []byte) bool {
 	if a.GRPC != nil {
 		return grpcMatches(a.GRPC, path)
 	}
@@ -199,7 +199,7 @@ func element(want string, re *regexp.Regexp, got []byte) bool {
 const maxNames = 1 << 10
 
 // answersPreflight reports whether the arm's rule answers preflights.
-func answersPreflight(a *snapshot.Arm) bool {
+func answersPreflight(a *snapshot.Match) bool {
 	return a.Rule.Invalid == "" && a.Rule.Pipe != nil && a.Rule.Pipe.CORS != nil
 }
 

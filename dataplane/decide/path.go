@@ -208,7 +208,7 @@ func policyName(p *snapshot.Program, rules ...*snapshot.Rule) string {
 }
 
 // firstPolicy names the first filter of p that decides access.
-func firstPolicy(p *snapshot.Pipe) string {
+func firstPolicy(p *snapshot.FilterChain) string {
 	for i := range p.RBAC {
 		if !p.RBAC[i].Audit {
 			return p.RBAC[i].Name

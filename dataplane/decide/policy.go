@@ -11,9 +11,9 @@ import (
 
 // Audited is what the filters in mode AUDIT that were asked make of a request. They decide nothing.
 type Audited struct {
-	Pipe   *snapshot.Pipe // whose filters these are; nil: none was asked
-	Asked  uint64         // bit i: Pipe.RBAC[i] was asked; the first 64 are told apart
-	Denied uint64         // and would have denied the request
+	Pipe   *snapshot.FilterChain // whose filters these are; nil: none was asked
+	Asked  uint64                // bit i: Pipe.RBAC[i] was asked; the first 64 are told apart
+	Denied uint64                // and would have denied the request
 	// By is the policy that held in the first that would have; nil: it allows, and none did.
 	By *model.Policy
 }
@@ -42,7 +42,7 @@ func (a *Audited) All() iter.Seq2[*snapshot.RBAC, bool] {
 }
 
 // denied is the first filter of p that denies a request, or nil, and what those in mode AUDIT make of it goes to a.
-func (a *Audited) denied(p *snapshot.Pipe, peer string, method, path []byte, t *Trace) *snapshot.RBAC {
+func (a *Audited) denied(p *snapshot.FilterChain, peer string, method, path []byte, t *Trace) *snapshot.RBAC {
 	d := denies(p.RBAC, peer, method, path, t, a)
 	if a.Asked != 0 {
 		a.Pipe = p

@@ -95,10 +95,10 @@ type question struct {
 	matched     *snapshot.Rule    // the rule of a route that matched, or nil
 	name        string            // of the object that chose
 	backend     *snapshot.Backend
-	pipe        *snapshot.Pipe // of the rule, and of the backend once that is drawn
-	prefix      int            // the length of what the rule's prefix match matched of the path
-	reason      Reason         // why the request is forwarded
-	respelled   bool           // as of Verdict
+	pipe        *snapshot.FilterChain // of the rule, and of the backend once that is drawn
+	prefix      int                   // the length of what the rule's prefix match matched of the path
+	reason      Reason                // why the request is forwarded
+	respelled   bool                  // as of Verdict
 }
 
 // byAuthority finds out which service a request is for (contract 4.3).
@@ -388,7 +388,7 @@ func (q *question) caller() string {
 }
 
 // ruleAnswer is what a rule answers by itself; without a reason it answers nothing.
-func ruleAnswer(p *snapshot.Pipe, r *httpmsg.Head) (why Reason, status int, text string) {
+func ruleAnswer(p *snapshot.FilterChain, r *httpmsg.Head) (why Reason, status int, text string) {
 	switch {
 	case p.CORS != nil && preflight(r):
 		return CORSPreflight, 204, ""
@@ -462,7 +462,7 @@ func (q *question) reject(v *Verdict, why Reason, rule string, status int, text 
 
 // checkInboundAliases is the path policy (decision 009) at the destination, where one pipe is in
 // force whatever the path is.
-func (q *question) checkInboundAliases(pipe *snapshot.Pipe) (result reading, bypasses string) {
+func (q *question) checkInboundAliases(pipe *snapshot.FilterChain) (result reading, bypasses string) {
 	norm, thirdReading, ok := plain(q.path)
 	switch {
 	case !ok:

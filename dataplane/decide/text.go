@@ -12,7 +12,7 @@ import (
 // What stands here makes words for traces; nothing of it is on the ordinary path.
 
 // armText names an arm.
-func armText(a *snapshot.Arm) string {
+func armText(a *snapshot.Match) string {
 	if a.Index == 0 {
 		return a.Rule.Name
 	}
@@ -20,7 +20,7 @@ func armText(a *snapshot.Arm) string {
 }
 
 // pathText is what an arm asks of the path.
-func pathText(a *snapshot.Arm) string {
+func pathText(a *snapshot.Match) string {
 	if g := a.GRPC; g != nil {
 		text := func(name string, re fmt.Stringer, has bool) string {
 			switch {

@@ -114,7 +114,7 @@ func (t *Trace) tlsRoutes() {
 }
 
 // serverName names the arm that the server name is in; nil: none.
-func (t *Trace) serverName(name string, a *snapshot.TLSArm) {
+func (t *Trace) serverName(name string, a *snapshot.SNIMatch) {
 	switch {
 	case t == nil:
 	case a == nil:
@@ -266,67 +266,67 @@ func (t *Trace) consumerRoutes(namespace string) {
 	}
 }
 
-func (t *Trace) longPath(a *snapshot.Arm, path []byte, most int) {
+func (t *Trace) longPath(a *snapshot.Match, path []byte, most int) {
 	if t != nil {
 		t.add("%s: the path has %d bytes, more than the %d that an expression is run on", armText(a), len(path), most)
 	}
 }
 
-func (t *Trace) otherPath(a *snapshot.Arm, path []byte) {
+func (t *Trace) otherPath(a *snapshot.Match, path []byte) {
 	if t != nil {
 		t.add("%s: path %q is not %s", armText(a), path, pathText(a))
 	}
 }
 
-func (t *Trace) otherMethod(a *snapshot.Arm, method []byte) {
+func (t *Trace) otherMethod(a *snapshot.Match, method []byte) {
 	if t != nil {
 		t.add("%s: method %s is not %s", armText(a), method, a.Method)
 	}
 }
 
-func (t *Trace) longNames(a *snapshot.Arm) {
+func (t *Trace) longNames(a *snapshot.Match) {
 	if t != nil {
 		t.add("%s: %s has more than the %d bytes that are looked at", armText(a), hdrRequestHeaders, maxNames)
 	}
 }
 
-func (t *Trace) longField(a *snapshot.Arm, h *snapshot.ValueMatch, most int) {
+func (t *Trace) longField(a *snapshot.Match, h *snapshot.ValueMatch, most int) {
 	if t != nil {
 		t.add("%s: field %s has more than the %d bytes that an expression is run on", armText(a), h.Name, most)
 	}
 }
 
-func (t *Trace) otherField(a *snapshot.Arm, h *snapshot.ValueMatch) {
+func (t *Trace) otherField(a *snapshot.Match, h *snapshot.ValueMatch) {
 	if t != nil {
 		t.add("%s: field %s is not %s", armText(a), h.Name, valueText(h))
 	}
 }
 
-func (t *Trace) longQuery(a *snapshot.Arm) {
+func (t *Trace) longQuery(a *snapshot.Match) {
 	if t != nil {
 		t.add("%s: the query has more than %d parameters", armText(a), maxParameters)
 	}
 }
 
-func (t *Trace) longParameter(a *snapshot.Arm, q *snapshot.ValueMatch, most int) {
+func (t *Trace) longParameter(a *snapshot.Match, q *snapshot.ValueMatch, most int) {
 	if t != nil {
 		t.add("%s: query parameter %s has more than the %d bytes that an expression is run on", armText(a), q.Name, most)
 	}
 }
 
-func (t *Trace) otherParameter(a *snapshot.Arm, q *snapshot.ValueMatch) {
+func (t *Trace) otherParameter(a *snapshot.Match, q *snapshot.ValueMatch) {
 	if t != nil {
 		t.add("%s: query parameter %s is not %s", armText(a), q.Name, valueText(q))
 	}
 }
 
-func (t *Trace) armMatches(a *snapshot.Arm) {
+func (t *Trace) armMatches(a *snapshot.Match) {
 	if t != nil {
 		t.recordMatch(a)
 	}
 }
 
-func (t *Trace) recordMatch(a *snapshot.Arm) { t.add("%s: matches", armText(a)) }
+func (t *Trace) recordMatch(a *snapshot.Match) { t.add("%s: matches", armText(a)) }
 
 // noRule says what no rule means; strict: nothing may have the request.
 func (t *Trace) noRule(strict bool) {
@@ -377,7 +377,7 @@ func (t *Trace) rbac(f *snapshot.RBAC, held *model.Policy, allowed bool, peer st
 }
 
 // authz names the filter of p that asks the authorization service, if it has one.
-func (t *Trace) authz(p *snapshot.Pipe) {
+func (t *Trace) authz(p *snapshot.FilterChain) {
 	if t != nil && p.Authz != nil {
 		t.add("%s: the authorization service is asked", p.Authz.Name)
 	}

@@ -205,7 +205,7 @@ type Verdict struct {
 	// Pipe is what is done to a request and its answer: of a Forward the chosen
 	// level's; of a redirection or preflight the rule's, whose Authz is asked first; of a
 	// Deliver the pod's inbound filters. nil: nothing. Its RBAC has been judged.
-	Pipe *snapshot.Pipe
+	Pipe *snapshot.FilterChain
 	// CORS is the filter of the rule that the request was taken by, of a refusal by that rule, too:
 	// it says who may read the answer. nil: none, or the rule cannot be honoured at all.
 	CORS *snapshot.CORS

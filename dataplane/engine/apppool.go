@@ -168,12 +168,12 @@ func (p *appPool) made(w waiter, fd int, err error) {
 	case err != nil:
 		if alive {
 			w.x.Cause = err
-			w.x.ResponseGone(exchange.Connect)
+			w.x.UpstreamClosed(exchange.Connect)
 		}
 	case !alive || p.dead:
 		unix.Close(fd)
 		if alive {
-			w.x.ResponseGone(exchange.Connect)
+			w.x.UpstreamClosed(exchange.Connect)
 		}
 	default:
 		p.dial(w.x, fd)
@@ -184,7 +184,7 @@ func (p *appPool) dial(x *exchange.Exchange, fd int) {
 	c, err := p.l.dialHTTP1(p.key.pod, fd, p.key.addr, p.h2.name, p)
 	if err != nil {
 		x.Cause = err
-		x.ResponseGone(exchange.Connect)
+		x.UpstreamClosed(exchange.Connect)
 		return
 	}
 	p.n++
@@ -309,7 +309,7 @@ func (p *appPool) dialLocal(x *exchange.Exchange) {
 	}
 	if len(d.sockq) >= maxWaiters {
 		x.Cause = ErrHopFull
-		x.ResponseGone(exchange.Refused)
+		x.UpstreamClosed(exchange.Refused)
 		return
 	}
 	x.Park()

@@ -46,17 +46,17 @@ func TestFreeStreamsAreBounded(t *testing.T) {
 func TestFreePairsAreBounded(t *testing.T) {
 	s := newStage(t, Config{})
 	s.onLoop(func(l *Loop) {
-		n := &Near{l: l}
+		n := &InProcess{l: l}
 		for range 1100 {
-			p := &pair{l: l, owner: n}
-			p.at = len(n.pairs)
-			n.pairs = append(n.pairs, p)
+			p := &localStream{l: l, owner: n}
+			p.at = len(n.streams)
+			n.streams = append(n.streams, p)
 		}
-		for len(n.pairs) > 0 {
-			n.pairs[len(n.pairs)-1].settle()
+		for len(n.streams) > 0 {
+			n.streams[len(n.streams)-1].settle()
 		}
-		if len(l.pairFree().pairs) != 1024 {
-			t.Errorf("%d of 1100 pairs are kept", len(l.pairFree().pairs))
+		if len(l.localStreams().free) != 1024 {
+			t.Errorf("%d of 1100 streams are kept", len(l.localStreams().free))
 		}
 	})
 }
@@ -198,7 +198,7 @@ func TestDrainsAreBounded(t *testing.T) {
 			if h.Status != 503 {
 				return
 			}
-			x.Retire()
+			x.DiscardResponse()
 			l.Each(func(s reactor.Source) {
 				if c, ok := s.(*h2conn); ok && c.client {
 					most = max(most, c.drains)
@@ -298,37 +298,37 @@ func TestShareOfAnIteration(t *testing.T) {
 			1000: {64 << 10, 32, 512 << 10},
 		} {
 			begin := func() {
-				l.crowd.iter, l.crowd.now = l.Iteration(), busy
+				l.backlog.iter, l.backlog.now = l.Iteration(), busy
 				sh.iter = 0
 			}
 			begin()
-			sh.took(most.bytes - 1)
-			if sh.spent() {
+			sh.addRead(most.bytes - 1)
+			if sh.readSpent() {
 				t.Errorf("%d pods: spent before %d bytes", busy, most.bytes)
 			}
-			if sh.took(1); !sh.spent() {
+			if sh.addRead(1); !sh.readSpent() {
 				t.Errorf("%d pods: not spent after %d bytes", busy, most.bytes)
 			}
 			begin()
 			for range most.work - 1 {
-				sh.did()
+				sh.addWork()
 			}
-			if sh.spent() {
+			if sh.readSpent() {
 				t.Errorf("%d pods: spent before %d pieces of work", busy, most.work)
 			}
-			if sh.did(); !sh.spent() {
+			if sh.addWork(); !sh.readSpent() {
 				t.Errorf("%d pods: not spent after %d pieces of work", busy, most.work)
 			}
 			begin()
-			sh.wrote(most.sent - 1)
-			if sh.sentUp() {
+			sh.addWritten(most.sent - 1)
+			if sh.writeSpent() {
 				t.Errorf("%d pods: spent before %d bytes sent", busy, most.sent)
 			}
-			if sh.wrote(1); !sh.sentUp() {
+			if sh.addWritten(1); !sh.writeSpent() {
 				t.Errorf("%d pods: not spent after %d bytes sent", busy, most.sent)
 			}
 		}
-		l.crowd = crowd{}
+		l.backlog = backlog{}
 	})
 }
 
@@ -370,7 +370,7 @@ func TestAcceptsAreBounded(t *testing.T) {
 	})
 	s.onLoop(func(l *Loop) {
 		come(20)
-		pod.share(l).took(64 << 20)
+		pod.share(l).addRead(64 << 20)
 		all = 0
 		pod.listeners[s.lns[addr]].Event(0)
 		if all != 8 {

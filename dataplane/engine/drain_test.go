@@ -190,11 +190,14 @@ func TestDrainHTTP2(t *testing.T) {
 	})
 	p = open()
 	ck.move(t, s.e, time.Duration(warnAfter)+slack)
-	drained(p, func(pong func()) { // nothing is named before the client knows
+	drained(p, func(pong func()) { // nothing is named before the client knows, and what it began before that has arrived
 		ck.move(t, s.e, time.Duration(settleTime)+slack)
 		ask(p)
 		pong()
-		flush(p)
+		ask(p)
+		ck.move(t, s.e, time.Duration(settleTime)-1)
+		ask(p)
+		ck.move(t, s.e, slack)
 	})
 	eventually(t, "none is left", func() bool { return s.e.Serving(t.Context()) == 0 })
 }
@@ -524,7 +527,7 @@ func TestLastAccept(t *testing.T) {
 	eventually(t, "no listener is taken any more", func() bool {
 		pod.mu.Lock()
 		defer pod.mu.Unlock()
-		return pod.deaf
+		return pod.closedToNew
 	})
 	close(out)
 	if err := <-stopped; err != nil {

@@ -91,8 +91,8 @@ func TestEarlyAnswerWhenTheShareIsSpent(t *testing.T) {
 					return
 				}
 			}
-			for !c.sh.spent() {
-				c.sh.did()
+			for !c.sh.readSpent() {
+				c.sh.addWork()
 			}
 			c.out = append(c.l.room(c.out, 1), 'x')
 			c.Flush()

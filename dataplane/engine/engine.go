@@ -328,7 +328,7 @@ func (e *Engine) Drain(ctx context.Context) {
 	_ = everywhere(ctx, loops, func(l *Loop) { // what is late is told when its loop runs
 		l.draining = true
 		l.Each(func(s reactor.Source) {
-			if d, ok := s.(drainer); ok {
+			if d, ok := s.(drainable); ok {
 				d.drain()
 			}
 		})
@@ -346,7 +346,7 @@ func (e *Engine) Farewell(ctx context.Context) {
 	_ = everywhere(ctx, loops, func(l *Loop) { // a loop that is late ends its connections when it runs, or Run cuts them
 		l.shut = true
 		l.Each(func(s reactor.Source) {
-			if d, ok := s.(drainer); ok {
+			if d, ok := s.(drainable); ok {
 				d.farewell()
 			}
 		})
@@ -370,7 +370,7 @@ func (e *Engine) Serving(ctx context.Context) int {
 	err := everywhere(ctx, e.Loops(), func(l *Loop) {
 		here := 0
 		l.Each(func(s reactor.Source) {
-			if d, ok := s.(drainer); ok {
+			if d, ok := s.(drainable); ok {
 				if d.serves() {
 					here++
 				}

@@ -69,7 +69,7 @@ func TestPodsPartOfFiles(t *testing.T) {
 	count := func(n *atomic.Int64) Accept { return func(l *Loop, fd int) { n.Add(1); unix.Close(fd) } }
 	a, b, c := s.listen(pod, count(&n)), s.listenVital(pod, count(&v)), s.listen(other, count(&o))
 	usable := 4096 - 512
-	pod.Hold(usable*4/5 + 10) // relays, say
+	pod.CountFDs(usable*4/5 + 10) // relays, say
 	for range 5 {
 		dial(t, a)
 		dial(t, b)
@@ -97,10 +97,10 @@ func TestPodsPartOfFiles(t *testing.T) {
 		eventually(t, "it has waited again", func() bool { return s.e.Shed(ShedPodFiles) > waits })
 		s.onLoop(func(*Loop) {}) // and has said so
 	}
-	pod.Hold(-100)
+	pod.CountFDs(-100)
 	ck.move(t, s.e, 300*time.Millisecond)
 	eventually(t, "it goes on", func() bool { return n.Load() == 5 && v.Load() == 5 })
-	pod.Hold(-usable*4/5 - 10 + 100)
+	pod.CountFDs(-usable*4/5 - 10 + 100)
 	if s.e.files.Load() != 0 {
 		t.Errorf("%d descriptors are accounted", s.e.files.Load())
 	}

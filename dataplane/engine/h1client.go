@@ -26,22 +26,22 @@ type h1client struct {
 	addr   netip.AddrPort
 	socket string // the Unix socket that it is to, in the place of addr; empty: none
 
-	connecting bool
-	reused     bool // it has carried a request before this one
-	asked      bool // something of this request has been sent
-	gotByte    bool // of its answer
-	isHead     bool
-	reqDone    bool
-	resF       http1.Framing
-	inBody     bool
-	noReuse    bool
-	idle       bool
-	requests   uint64
-	from       int64  // of the bytes written, those before this request
-	rested     int64  // when its last answer was complete
-	rst        bool   // the connection is closed with a reset
-	asks       bool   // for an upgrade
-	accept     []byte // that the answer to a key of ours must hold
+	connecting  bool
+	reused      bool // it has carried a request before this one
+	asked       bool // something of this request has been sent
+	gotByte     bool // of its answer
+	isHead      bool
+	reqDone     bool
+	resF        http1.Framing
+	inBody      bool
+	noReuse     bool
+	idle        bool
+	requests    uint64
+	from        int64  // of the bytes written, those before this request
+	rested      int64  // when its last answer was complete
+	rst         bool   // the connection is closed with a reset
+	wantsTunnel bool   // for an upgrade
+	accept      []byte // that the answer to a key of ours must hold
 }
 
 // h1Owner has opened a connection and gives it requests. Its methods are called on the connection's loop.
@@ -56,13 +56,13 @@ type h1Owner interface {
 // local: it is to a Unix socket.
 func (c *h1client) local() bool { return c.socket != "" }
 
-// serves is drainer: a connection of ours has nothing to drain.
+// serves is drainable: a connection of ours has nothing to drain.
 func (c *h1client) serves() bool { return false }
 
-// drain is drainer.
+// drain is drainable.
 func (c *h1client) drain() {}
 
-// farewell is drainer.
+// farewell is drainable.
 func (c *h1client) farewell() {}
 
 // dialHTTP1 starts a non-blocking connect on fd, a socket from the pod's namespace; one of a
@@ -183,7 +183,7 @@ func (c *h1client) take(x *exchange.Exchange) {
 	c.isHead = x.Head()
 	c.from = c.tx
 	c.active = c.l.Now()
-	c.asks = false
+	c.wantsTunnel = false
 	x.Forward(c)
 }
 
@@ -194,7 +194,7 @@ func (c *h1client) WriteHead(h *httpmsg.Head, end bool) {
 	}
 	switch c.outF = http1.RequestFraming(h); {
 	case h.Upgrade != nil: // the request ends with its head, whatever follows once it is granted
-		h, end = c.ask(h), true
+		h, end = c.tunnelRequest(h), true
 		c.outF = http1.None
 	case end && c.outF == http1.Chunked:
 		c.outF = http1.None
@@ -259,7 +259,7 @@ func (c *h1client) gone(code exchange.Code) {
 	c.owner.lost(c)
 	if x := c.x; x != nil {
 		c.x = nil
-		x.ResponseGone(code)
+		x.UpstreamClosed(code)
 	}
 }
 
@@ -461,7 +461,7 @@ func (c *h1client) Flush() {
 	}
 	defer c.tell()
 	if len(c.out) > 0 && !c.wblk {
-		if c.sh.sentUp() {
+		if c.sh.writeSpent() {
 			c.yield(c)
 			return
 		}
@@ -490,7 +490,7 @@ func (c *h1client) Flush() {
 	}
 	if c.roomAgain() {
 		if c.x != nil {
-			c.x.UpRoom()
+			c.x.UpstreamWritable()
 		}
 		if c.closed || len(c.out) > 0 {
 			return
@@ -533,10 +533,10 @@ func (c *h1client) Show(s *ConnState) bool {
 	return true
 }
 
-// ask makes the head of a request for an upgrade as the application gets it.
+// tunnelRequest makes the head of a request for an upgrade as the application gets it.
 // WebSocket over HTTP/2 has no key (RFC 8441 5); one is made here, and its answer judged here.
-func (c *h1client) ask(h *httpmsg.Head) *httpmsg.Head {
-	c.asks, c.accept = true, nil
+func (c *h1client) tunnelRequest(h *httpmsg.Head) *httpmsg.Head {
+	c.wantsTunnel, c.accept = true, nil
 	if !isWebSocket(h.Upgrade) {
 		return h
 	}
@@ -557,7 +557,7 @@ func (c *h1client) ask(h *httpmsg.Head) *httpmsg.Head {
 
 // switched judges a 101, and opens the tunnel; or gives what is wrong with it.
 func (c *h1client) switched(h *httpmsg.Head) error {
-	if !c.asks || !bytes.EqualFold(h.Upgrade, c.x.Req.Upgrade) {
+	if !c.wantsTunnel || !bytes.EqualFold(h.Upgrade, c.x.Req.Upgrade) {
 		return strangeSwitch
 	}
 	if c.accept != nil {

@@ -58,7 +58,7 @@ func (c *h1conn) pumpAll(e h1end) {
 	defer func() { c.pumping = false; c.prompt(e, c.rx-before); c.tell() }()
 	for !c.closed {
 		if (c.r < c.w || c.trailing) && !e.process() {
-			c.hold()
+			c.keepReadBuffer()
 			return
 		}
 		if c.closed || c.stalled || !e.fill() {
@@ -86,7 +86,7 @@ func (c *h1conn) refill(self reactor.Task, grow bool) (int, error) {
 		return 0, nil
 	}
 	if c.in == nil {
-		if c.sh.spent() { // a buffer is not held for the wait
+		if c.sh.readSpent() { // a buffer is not held for the wait
 			c.yield(self)
 			return 0, nil
 		}
@@ -98,7 +98,7 @@ func (c *h1conn) refill(self reactor.Task, grow bool) (int, error) {
 	}
 	if c.w == len(c.in) {
 		if !grow || len(c.in) == bigReadBuf {
-			c.hold()
+			c.keepReadBuffer()
 			return 0, nil
 		}
 		b := c.l.getBig()

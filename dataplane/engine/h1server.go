@@ -198,11 +198,11 @@ func (c *h1server) Event(ev uint32) {
 	}
 	if ev&cut != 0 && c.state != stLinger || c.left() {
 		c.reset = true // or as good as: docs/decisions/040
-		if c.sh.spent() && !c.later {
+		if c.sh.readSpent() && !c.later {
 			c.yield(c)
 			return
 		}
-		c.sh.did()
+		c.sh.addWork()
 		c.drop(true, exchange.Cancel) // no answer can reach it, and a stalled reader would not find out
 		return
 	}
@@ -361,7 +361,7 @@ func (c *h1server) process() bool {
 			if c.wblk || len(c.out) >= c.high() {
 				return false // it asks faster than it reads the answers
 			}
-			if c.sh.spent() { // heads come by the hundred in a buffer
+			if c.sh.readSpent() { // heads come by the hundred in a buffer
 				c.yield(c)
 				return false
 			}
@@ -417,7 +417,7 @@ func (c *h1server) process() bool {
 func (c *h1server) begin(f http1.Framing) {
 	h := &c.l.reqHead // shared: Begin copies it
 	c.requests++
-	c.sh.did()
+	c.sh.addWork()
 	c.headAt = 0
 	c.minor, c.isHead = h.Minor, string(h.Method) == "HEAD"
 	c.last = h.Close
@@ -439,7 +439,7 @@ func (c *h1server) begin(f http1.Framing) {
 	}
 	c.x = c.info.Pool.Begin(c, h, c.reqDone && h.Upgrade == nil, c.info, c.l.Now())
 	c.x.Share = c.info.Kept()
-	c.x.Ask()
+	c.x.Begin()
 }
 
 // partial is h1end.
@@ -477,7 +477,7 @@ func (c *h1server) badBody() {
 	}
 	if x != nil && !x.Answered() {
 		c.x = nil
-		x.RequestGone(exchange.Protocol)
+		x.DownstreamClosed(exchange.Protocol)
 		c.l.release(c.info.Pool, x)
 		c.answer(err)
 		return
@@ -650,7 +650,7 @@ func (c *h1server) Flush() {
 	}
 	defer c.tell()
 	if !c.wblk && (len(c.out) > 0 || len(c.sealed) > 0) {
-		if c.sh.sentUp() {
+		if c.sh.writeSpent() {
 			c.yield(c)
 			return
 		}
@@ -667,7 +667,7 @@ func (c *h1server) Flush() {
 	}
 	if c.roomAgain() {
 		if c.x != nil {
-			c.x.DownRoom()
+			c.x.DownstreamWritable()
 		}
 		if c.closed || len(c.out) > 0 {
 			return // marked again
@@ -736,7 +736,7 @@ func (c *h1server) drop(abort bool, code exchange.Code) {
 	defer c.close(abort) // even if the service panics
 	if x := c.x; x != nil {
 		c.x = nil
-		x.RequestGone(code)
+		x.DownstreamClosed(code)
 		c.l.release(c.info.Pool, x)
 	}
 }
@@ -756,15 +756,15 @@ func (c *h1server) close(abort bool) {
 	}
 }
 
-// serves is drainer.
+// serves is drainable.
 func (c *h1server) serves() bool { return true }
 
-// drain is drainer. An idle connection stays: a request may be on its way, and
+// drain is drainable. An idle connection stays: a request may be on its way, and
 // HTTP/1 has no word to call it back. The next answer says that it is the last
 // (WriteHead, RFC 9112 9.6).
 func (c *h1server) drain() {}
 
-// farewell is drainer: an idle connection ends in order. One on which something has come
+// farewell is drainable: an idle connection ends in order. One on which something has come
 // meanwhile is not idle: its next answer is its last.
 func (c *h1server) farewell() {
 	if c.x == nil && c.r == c.w && len(c.out) == 0 && !c.readable() && c.l.Pending(c.fd)&reactor.Readable == 0 {

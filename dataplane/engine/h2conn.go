@@ -51,10 +51,10 @@ type h2conn struct {
 	reaping    bool
 	pumping    bool
 	owed       int64         // hop: since when the peer owes an answer and is silent; 0: it owes none
-	life       reactor.Timer // hop: liveness; server: parting
-	stuff      reactor.Timer // hoard
+	life       reactor.Timer // hop: pingTimer; server: drainTimer
+	stuff      reactor.Timer // stallTimer
 	cut        reactor.Timer // its identity ends
-	slow       reactor.Timer // tardy
+	slow       reactor.Timer // frameTimer
 	begun      int64         // time of the first byte of a frame, or header block, that has not ended; 0: none
 	block      uint32        // the stream of that block; 0: it is a frame
 	inRecord   bool          // what begun is about is a TLS record, in which a frame may begin
@@ -63,7 +63,7 @@ type h2conn struct {
 	tunnels    int           // streams that are tunnels
 	full       bool          // server: not read from because the client does not read
 	ticked     int64         // time of the codec's last Tick
-	warned     int64         // server: time of the first of its two GOAWAYs
+	warned     int64         // server: since when the client is known to have read the first of its two GOAWAYs; 0: it is not
 	drains     int           // streams that are drained
 	behind     bool          // left has whole frames: the pod's share of an iteration did not suffice for them
 	unsent     bool          // a write failed: nothing is sent any more, and what the peer sent before is read to its end
@@ -73,28 +73,28 @@ type h2conn struct {
 
 // h2stream is one stream's adapter between http2 and exchange.
 type h2stream struct {
-	c        *h2conn
-	s        *http2.Stream // nil once it is over on the wire: it is another request's by then
-	x        *exchange.Exchange
-	moved    int64  // time of the last byte of a message either way
-	from     int64  // client: its first byte on the wire is behind so many
-	kept     int    // bytes that the connection's kept has of it
-	pend     []byte // received data that the exchange refused: pend[off:]
-	off      int
-	trailers []httpmsg.Field
-	arena    []byte // of trailers
-	used     bool   // pend is the stream's own, no leftover of another
-	pendEnd  bool
-	pendTr   bool // trailers follow pend
-	asks     bool // for a tunnel (upgrade.go)
-	tunnel   bool // it was granted
-	remote   bool // the peer's side has ended
-	local    bool // ours has
-	dead     bool
-	drained  bool          // nobody wants the rest of the answer: x is nil
-	lost     bool          // client: reset behind the end of an answer that is not taken whole yet, and
-	code     exchange.Code // why
-	at       int           // in c.waits, from 1; 0: it is not there
+	c           *h2conn
+	s           *http2.Stream // nil once it is over on the wire: it is another request's by then
+	x           *exchange.Exchange
+	moved       int64  // time of the last byte of a message either way
+	from        int64  // client: its first byte on the wire is behind so many
+	kept        int    // bytes that the connection's kept has of it
+	pend        []byte // received data that the exchange refused: pend[off:]
+	off         int
+	trailers    []httpmsg.Field
+	arena       []byte // of trailers
+	used        bool   // pend is the stream's own, no leftover of another
+	pendEnd     bool
+	pendTr      bool // trailers follow pend
+	wantsTunnel bool // for a tunnel (upgrade.go)
+	tunnel      bool // it was granted
+	remote      bool // the peer's side has ended
+	local       bool // ours has
+	dead        bool
+	drained     bool          // nobody wants the rest of the answer: x is nil
+	lost        bool          // client: reset behind the end of an answer that is not taken whole yet, and
+	code        exchange.Code // why
+	at          int           // in c.waits, from 1; 0: it is not there
 }
 
 // h2Owner has opened a client's connection. Its methods are called on the connection's loop.
@@ -203,7 +203,7 @@ func (c *h2conn) start(first []byte) {
 	if c.l.shut {
 		c.farewell()
 	} else if c.l.draining { // it serves for a moment: peers that come back at once are not to do nothing but shake hands
-		c.l.Arm(&c.life, (*parting)(c), warnAfter)
+		c.l.Arm(&c.life, (*drainTimer)(c), warnAfter)
 	}
 	if len(first) > 0 {
 		c.left = append(c.l.getOut(), first...)
@@ -225,28 +225,28 @@ func (c *h2conn) sever(cause error) {
 	if c.bond != nil {
 		left = max(min(left, int64(c.bond.Left())), 1)
 	}
-	c.l.Arm(&c.cut, (*h2cut)(c), left)
+	c.l.Arm(&c.cut, (*expiryTimer)(c), left)
 }
 
 // bind ends the connection with b, unless that is renewed meanwhile; nil: it has no end.
 func (c *h2conn) bind(b Bond) {
 	if c.bond = b; b != nil {
-		(*h2cut)(c).arm(int64(b.Left()))
+		(*expiryTimer)(c).arm(int64(b.Left()))
 	}
 }
 
 // ErrExpired: the certificate of one of a session's ends has ended, and the session with it.
 var ErrExpired = errors.New("engine: the certificates that the session was opened with have expired")
 
-// h2cut is a connection as the task of its timer: its identity has ended, or, of a client's, will soon; of one of ours its
+// expiryTimer is a connection as the task of its timer: its identity has ended, or, of a client's, will soon; of one of ours its
 // renewal is due.
-type h2cut h2conn
+type expiryTimer h2conn
 
 // renewedBy is by how much a bond ends later where it has been renewed: below it is two clocks that differ.
 const renewedBy = int64(100 * time.Millisecond)
 
 // arm sets the timer where the bond has left to go, which was not known yet.
-func (v *h2cut) arm(left int64) {
+func (v *expiryTimer) arm(left int64) {
 	c := (*h2conn)(v)
 	c.until = c.l.Now() + left
 	next := max(left-goawayTime, left/2) // to tell the client
@@ -260,7 +260,7 @@ func (v *h2cut) arm(left int64) {
 }
 
 // Run is reactor.Task.
-func (v *h2cut) Run() {
+func (v *expiryTimer) Run() {
 	c := (*h2conn)(v)
 	if !c.severed {
 		left := int64(c.bond.Left())
@@ -280,7 +280,7 @@ func (v *h2cut) Run() {
 }
 
 // Fail is reactor.Task.
-func (v *h2cut) Fail(cause error) { (*h2conn)(v).Fail(cause) }
+func (v *expiryTimer) Fail(cause error) { (*h2conn)(v).Fail(cause) }
 
 // dialH2 starts an h2c connection to an application. fd of a Unix socket is connected already.
 func (l *Loop) dialH2(pod *Pod, fd int, addr netip.AddrPort, owner h2Owner, unixSocket string) (*h2conn, error) {
@@ -329,15 +329,15 @@ func (c *h2conn) arm() {
 	c.l.Arm(&c.timer, c, c.l.limit(d))
 }
 
-// liveness is a hop session as the task of its own timer. A peer that owes an
+// pingTimer is a hop session as the task of its own timer. A peer that owes an
 // answer and has been silent is asked whether it is still there: a network that
 // drops everything is noticed in seconds, and the next request gets another
 // session (case 53). Applications are not asked: servers of gRPC end
 // connections whose clients ping often.
-type liveness h2conn
+type pingTimer h2conn
 
 // Run is reactor.Task.
-func (v *liveness) Run() {
+func (v *pingTimer) Run() {
 	c := (*h2conn)(v)
 	now := c.l.Now()
 	switch {
@@ -358,7 +358,7 @@ func (v *liveness) Run() {
 }
 
 // Fail is reactor.Task.
-func (v *liveness) Fail(cause error) { (*h2conn)(v).Fail(cause) }
+func (v *pingTimer) Fail(cause error) { (*h2conn)(v).Fail(cause) }
 
 // Event is reactor.Source.
 func (c *h2conn) Event(ev uint32) {
@@ -510,7 +510,7 @@ func (st *h2stream) expire() {
 	case st.c.client:
 		st.Abort(exchange.Timeout)
 		if x != nil {
-			x.ResponseGone(exchange.Timeout)
+			x.UpstreamClosed(exchange.Timeout)
 		}
 	default:
 		x.Abort(exchange.Timeout)
@@ -519,20 +519,20 @@ func (st *h2stream) expire() {
 
 // stuffed reports whether the connection is not to be read from because its pod
 // holds too much. A hop carries the requests of many: it is read from up to twice
-// podHeld, and what has stalled on it ends before (hoard).
+// podHeld, and what has stalled on it ends before (stallTimer).
 //
 // One that is known to end is read to its end: what it holds goes with it.
 func (c *h2conn) stuffed() bool {
 	return c.sh.tight && !c.fin && c.held >= fairHeld && (!c.hop && !c.mesh || c.sh.held >= hopHeld*c.l.proc.podHeld())
 }
 
-// hoard is a connection that holds much of many requests, a hop or one to an application, as the
+// stallTimer is a connection that holds much of many requests, a hop or one to an application, as the
 // task of its own timer.
-type hoard h2conn
+type stallTimer h2conn
 
 // Run is reactor.Task: while the pod holds too much, and is refused new requests
 // therefore, the streams whose data nobody has taken for stallTime end, the longest first.
-func (v *hoard) Run() {
+func (v *stallTimer) Run() {
 	c := (*h2conn)(v)
 	defer c.tell()
 	if !c.sh.tight {
@@ -564,7 +564,7 @@ func (v *hoard) Run() {
 }
 
 // Fail is reactor.Task.
-func (v *hoard) Fail(cause error) { (*h2conn)(v).Fail(cause) }
+func (v *stallTimer) Fail(cause error) { (*h2conn)(v).Fail(cause) }
 
 func (c *h2conn) mark() {
 	if !c.dirty && !c.closed {
@@ -591,12 +591,12 @@ func (c *h2conn) pump() {
 	for !c.closed {
 		if !c.client && len(c.h2.Out()) > h2OutMax {
 			c.full = true // it asks faster than it reads the answers; Flush goes on
-			c.hold()
+			c.keepReadBuffer()
 			return
 		}
 		if c.behind {
-			if c.sh.spent() {
-				c.hold()
+			if c.sh.readSpent() {
+				c.keepReadBuffer()
 				c.yield(c)
 				return
 			}
@@ -606,7 +606,7 @@ func (c *h2conn) pump() {
 			continue
 		}
 		if c.stuffed() {
-			if c.hold(); !c.hop && !c.mesh { // else hoard looks again
+			if c.keepReadBuffer(); !c.hop && !c.mesh { // else stallTimer looks again
 				c.await(c)
 			}
 			return
@@ -692,7 +692,7 @@ func (c *h2conn) watch(n, have int) {
 // begin notes that something has begun that is to end.
 func (c *h2conn) begin() {
 	if c.begun = c.l.Now(); !c.slow.Armed() {
-		c.l.Arm(&c.slow, (*tardy)(c), c.l.limit(headTime))
+		c.l.Arm(&c.slow, (*frameTimer)(c), c.l.limit(headTime))
 	}
 }
 
@@ -710,12 +710,12 @@ func (c *h2conn) watchRecord() {
 	}
 }
 
-// tardy is a connection as the task of its own timer: a frame, a header block, or a TLS record that has not ended
+// frameTimer is a connection as the task of its own timer: a frame, a header block, or a TLS record that has not ended
 // headTime after it began ends the connection, as a slow head of HTTP/1 does.
-type tardy h2conn
+type frameTimer h2conn
 
 // Run is reactor.Task.
-func (v *tardy) Run() {
+func (v *frameTimer) Run() {
 	c := (*h2conn)(v)
 	limit := c.l.limit(headTime)
 	switch age := c.l.Now() - c.begun; {
@@ -734,7 +734,7 @@ func (v *tardy) Run() {
 }
 
 // Fail is reactor.Task.
-func (v *tardy) Fail(cause error) { (*h2conn)(v).Fail(cause) }
+func (v *frameTimer) Fail(cause error) { (*h2conn)(v).Fail(cause) }
 
 // end closes the connection; its streams' exchanges are told.
 func (c *h2conn) end(code exchange.Code) {
@@ -780,7 +780,7 @@ func (c *h2conn) flushOut(all bool) bool {
 		if len(out) == 0 && len(c.sealed) == 0 {
 			return true
 		}
-		if !all && c.sh.sentUp() {
+		if !all && c.sh.writeSpent() {
 			c.yield(c)
 			return false
 		}
@@ -859,18 +859,18 @@ func (c *h2conn) Flush() {
 func (c *h2conn) request(x *exchange.Exchange) {
 	if x.Req.Upgrade != nil && !c.h2.PeerAllowsConnect() {
 		x.Cause = ErrNoTunnel
-		x.ResponseGone(exchange.Refused)
+		x.UpstreamClosed(exchange.Refused)
 		return
 	}
 	s, err := c.h2.Open()
 	if err != nil {
-		x.ResponseGone(exchange.Refused)
+		x.UpstreamClosed(exchange.Refused)
 		return
 	}
 	if c.hop && c.owed == 0 { // a request that is given up later was not answered either
 		c.owed = c.l.Now()
 		if !c.life.Armed() {
-			c.l.Arm(&c.life, (*liveness)(c), pingAfter)
+			c.l.Arm(&c.life, (*pingTimer)(c), pingAfter)
 		}
 	}
 	c.requests++
@@ -888,7 +888,7 @@ func (c *h2conn) tell() {
 	}
 	c.account(n)
 	if c.held >= fairHeld && (c.client || c.mesh) && !c.stuff.Armed() {
-		c.l.Arm(&c.stuff, (*hoard)(c), stallLook)
+		c.l.Arm(&c.stuff, (*stallTimer)(c), stallLook)
 	}
 }
 
@@ -927,7 +927,7 @@ func (c *h2conn) holds(d int) {
 
 // OnHead is http2.Handler.
 func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
-	if c.sh.did(); c.sh.spent() {
+	if c.sh.addWork(); c.sh.readSpent() {
 		c.h2.Pause() // a buffer may hold a thousand of them
 	}
 	if c.client {
@@ -937,7 +937,7 @@ func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 		}
 		st.remote = end
 		x := st.x
-		if st.asks {
+		if st.wantsTunnel {
 			st.connectAnswer(h, end)
 		}
 		x.ResponseHead(h, end && !st.tunnel)
@@ -953,7 +953,7 @@ func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 	c.requests++
 	st := c.free.getStream()
 	st.c, st.s, st.remote, st.moved = c, s, end, c.l.Now()
-	st.asks = h.Upgrade != nil
+	st.wantsTunnel = h.Upgrade != nil
 	s.User = st
 	if c.l.level >= NoKeepAlive && !c.closing {
 		c.retire()
@@ -961,7 +961,7 @@ func (c *h2conn) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 	st.x = c.info.Pool.Begin(st, h, end, c.info, c.l.Now())
 	st.x.Share = c.info.Kept()
 	st.keep()
-	st.x.Ask()
+	st.x.Begin()
 	st.held()
 }
 
@@ -1096,7 +1096,7 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 				if x.Cause = c.cause; why != nil {
 					x.Cause = why
 				}
-				x.ResponseGone(gone)
+				x.UpstreamClosed(gone)
 			}
 		}
 		c.freed()
@@ -1111,7 +1111,7 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 	case c.ending && c.endCode != exchange.Protocol:
 		gone = exchange.Cancel
 	}
-	x.RequestGone(gone)
+	x.DownstreamClosed(gone)
 	c.l.release(c.info.Pool, x)
 }
 
@@ -1121,7 +1121,7 @@ func (c *h2conn) OnReset(s *http2.Stream, code http2.Code) {
 func (st *h2stream) outlive(code exchange.Code) {
 	st.lost, st.code, st.local = true, code, true
 	st.over()
-	st.x.UpRoom() // a client that reads only once it has written everything
+	st.x.UpstreamWritable() // a client that reads only once it has written everything
 }
 
 // taken: what waited has been taken, with its end.
@@ -1129,7 +1129,7 @@ func (st *h2stream) taken() {
 	st.remote = true
 	if x := st.x; st.lost && st.tunnel && !st.dead { // its other direction was cut
 		st.release()
-		x.ResponseGone(st.code)
+		x.UpstreamClosed(st.code)
 		return
 	}
 	st.settle()
@@ -1149,9 +1149,9 @@ func (c *h2conn) OnWritable(s *http2.Stream) {
 		return
 	}
 	if c.client {
-		st.x.UpRoom()
+		st.x.UpstreamWritable()
 	} else {
-		st.x.DownRoom()
+		st.x.DownstreamWritable()
 	}
 }
 
@@ -1280,7 +1280,7 @@ func (st *h2stream) WriteHead(h *httpmsg.Head, end bool) {
 	switch {
 	case st.c.client && h.Upgrade != nil:
 		h = st.connectHead(h)
-	case st.asks && !st.c.client:
+	case st.wantsTunnel && !st.c.client:
 		h = st.grantHead(h)
 	}
 	st.s.WriteHead(h, end)
@@ -1397,11 +1397,11 @@ func (st *h2stream) Drain() {
 	}
 }
 
-// serves is drainer.
+// serves is drainable.
 func (c *h2conn) serves() bool { return !c.client }
 
-// drain is drainer: the two GOAWAYs of RFC 9113 6.8, of which the second follows
-// when the client has answered the PING between them, but not before settleTime. One
+// drain is drainable: the two GOAWAYs of RFC 9113 6.8, of which the second follows
+// settleTime after the client has answered the PING between them: what it had begun before it read the first one arrives. One
 // that does not answer is not waited for once it has no stream.
 func (c *h2conn) drain() {
 	if c.client || c.closed || c.closing {
@@ -1409,36 +1409,39 @@ func (c *h2conn) drain() {
 	}
 	c.h2.Shutdown(http2.NoError)
 	c.closing = true
-	c.warned = c.l.Now()
-	c.active = c.warned // from here on it has pingWait
+	c.active = c.l.Now() // from here on it has pingWait
 	c.l.Arm(&c.timer, c, pingWait)
-	c.l.Arm(&c.life, (*parting)(c), settleTime)
 	c.mark()
 }
 
 // settle names the last stream that is taken, once that is due.
 func (c *h2conn) settle() {
-	if !c.closed && c.h2.Warned() && c.l.Now()-c.warned >= settleTime {
+	switch now := c.l.Now(); {
+	case c.closed || !c.h2.Warned():
+	case c.warned == 0: // it answers now, late perhaps: what it had begun before it knew follows
+		c.warned = max(now, 1)
+		c.l.Arm(&c.life, (*drainTimer)(c), settleTime)
+	case now-c.warned >= settleTime:
 		c.h2.Shutdown(http2.NoError)
 		c.mark()
 	}
 }
 
-// parting is a client's connection as the task of its timer: it came while the process drains
+// drainTimer is a client's connection as the task of its timer: it came while the process drains
 // and is to be told, or was told and its last stream is to be named.
-type parting h2conn
+type drainTimer h2conn
 
 // Run is reactor.Task.
-func (v *parting) Run() {
+func (v *drainTimer) Run() {
 	c := (*h2conn)(v)
 	c.drain()
 	c.settle()
 }
 
 // Fail is reactor.Task.
-func (v *parting) Fail(cause error) { (*h2conn)(v).Fail(cause) }
+func (v *drainTimer) Fail(cause error) { (*h2conn)(v).Fail(cause) }
 
-// farewell is drainer: the last stream that was taken is named, so that the client knows
+// farewell is drainable: the last stream that was taken is named, so that the client knows
 // which of its requests it may send anew.
 func (c *h2conn) farewell() {
 	if c.client || c.closed {
@@ -1498,7 +1501,7 @@ func (c *h2conn) ended() bool {
 // HTTP/2: the method stands in no field of it, for it is always GET. An application that speaks
 // HTTP/2 gets no key (RFC 8441 5); between proxies it passes.
 func (st *h2stream) connectHead(h *httpmsg.Head) *httpmsg.Head {
-	st.asks = true
+	st.wantsTunnel = true
 	own := *h
 	own.Method = methodCONNECT
 	if !st.c.hop {
@@ -1520,7 +1523,7 @@ func (st *h2stream) connectAnswer(h *httpmsg.Head, end bool) {
 		}
 		st.open()
 	case h.Status >= 300:
-		st.asks = false
+		st.wantsTunnel = false
 		v, ok := h.Get(declined)
 		if !ok || !st.c.hop || h.Status != 502 {
 			return
@@ -1551,13 +1554,13 @@ func (st *h2stream) grantHead(h *httpmsg.Head) *httpmsg.Head {
 		own.Fields = slices.Clone(h.Fields)
 		own.Del(declined) // the application's own means nothing
 	}
-	st.asks = false
+	st.wantsTunnel = false
 	return &own
 }
 
 // open: the stream is a tunnel from here on.
 func (st *h2stream) open() {
-	st.asks, st.tunnel = false, true
+	st.wantsTunnel, st.tunnel = false, true
 	st.c.tunnels++
 }
 

@@ -209,6 +209,7 @@ func (m *fuzzed) ends(what string, passes bool, f func() bool) {
 		var over bool
 		m.onLoop(func(*Loop) { over = m.v.begun.Load() == m.v.done.Load() && f() })
 		if over {
+			m.onLoop(func(*Loop) {}) // the iteration is over, at whose end what it wrote has gone out
 			return
 		}
 		if time.Now().After(end) {

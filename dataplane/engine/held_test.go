@@ -85,7 +85,7 @@ func TestWhateverAStreamHoldsIsCounted(t *testing.T) {
 				_ = p.flush()
 			}
 		}},
-		{name: "bodies that are kept", conns: 1, least: 13, park: func(x *exchange.Exchange) { x.Hold(256<<10, keeper{}) }, say: func(p *peer2) {
+		{name: "bodies that are kept", conns: 1, least: 13, park: func(x *exchange.Exchange) { x.HoldBody(256<<10, keeper{}) }, say: func(p *peer2) {
 			for i := range uint32(80) {
 				p.head(2*i+1, false, request()...)
 				for range 12 {
@@ -101,7 +101,7 @@ func TestWhateverAStreamHoldsIsCounted(t *testing.T) {
 				p.head(2*i+1, true, fill(7000)...)
 			}
 		}},
-		{name: "trailers that are kept", conns: 4, least: 20, park: func(x *exchange.Exchange) { x.Hold(256<<10, keeper{}) }, say: func(p *peer2) {
+		{name: "trailers that are kept", conns: 4, least: 20, park: func(x *exchange.Exchange) { x.HoldBody(256<<10, keeper{}) }, say: func(p *peer2) {
 			for i := range uint32(990) {
 				p.head(2*i+1, false, request()...)
 				p.WriteData(2*i+1, false, []byte("x"))

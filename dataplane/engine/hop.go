@@ -43,7 +43,7 @@ func (l *Loop) NewHop(pod *Pod, dial DialHop, empty func()) *Hop {
 func (h *Hop) Send(x *exchange.Exchange) {
 	if h.leaving != nil {
 		x.Cause = h.leaving
-		x.ResponseGone(exchange.Connect)
+		x.UpstreamClosed(exchange.Connect)
 		return
 	}
 	h.send(x)
@@ -55,7 +55,7 @@ func (h *Hop) dialMore() {
 		return
 	}
 	if d := h.pause - h.l.Now(); d > 0 {
-		h.l.Arm(&h.again, (*redial)(h), d)
+		h.l.Arm(&h.again, (*redialTimer)(h), d)
 		return
 	}
 	h.dialing = true
@@ -67,19 +67,19 @@ func (h *Hop) dialMore() {
 	h.dialNow(d)
 }
 
-// redial is a hop as the task of its timer: the pause after sessions that carried
+// redialTimer is a hop as the task of its timer: the pause after sessions that carried
 // nothing is over. A peer that sends everybody away is not met with handshakes alone.
-type redial Hop
+type redialTimer Hop
 
 // Run is reactor.Task.
-func (v *redial) Run() {
+func (v *redialTimer) Run() {
 	h := (*Hop)(v)
 	h.wake()
 	h.check()
 }
 
 // Fail is reactor.Task.
-func (v *redial) Fail(cause error) { (*Hop)(v).fail(cause, exchange.Connect) }
+func (v *redialTimer) Fail(cause error) { (*Hop)(v).fail(cause, exchange.Connect) }
 
 // dialNow dials; it is its turn.
 func (h *Hop) dialNow(d *dialQueue) {
@@ -172,19 +172,19 @@ func (h *Hop) Leave(cause error) {
 		}
 	}
 	if !h.closed {
-		h.l.Arm(&h.again, (*leave)(h), leaveTime)
+		h.l.Arm(&h.again, (*leaveTimer)(h), leaveTime)
 		h.emptied()
 	}
 }
 
-// leave is a hop as the task of its timer: what is under way at an endpoint that has left ends now.
-type leave Hop
+// leaveTimer is a hop as the task of its timer: what is under way at an endpoint that has left ends now.
+type leaveTimer Hop
 
 // Run is reactor.Task.
-func (v *leave) Run() { (*Hop)(v).Close((*Hop)(v).leaving) }
+func (v *leaveTimer) Run() { (*Hop)(v).Close((*Hop)(v).leaving) }
 
 // Fail is reactor.Task.
-func (v *leave) Fail(error) { v.Run() }
+func (v *leaveTimer) Fail(error) { v.Run() }
 
 // Sessions calls f with the hop's sessions, and with one that is being dialled; wall is
 // the time of day. On the loop.

@@ -192,15 +192,15 @@ func TestNearLeaves(t *testing.T) {
 		go func() { status, _ := m.get("/"); answers <- status }()
 		<-asked
 	}
-	var n *Near
+	var n *InProcess
 	m.onLoop(func(*Loop) { n = m.n; n.Leave(errLeft); n.Leave(errLeft) })
 	answer <- struct{}{}
 	if status := <-answers; status != 200 {
 		t.Errorf("status %d, want 200", status)
 	}
 	m.onLoop(func(*Loop) {
-		if n.closed || len(n.pairs) != 1 {
-			t.Errorf("closed=%t, %d requests under way, want 1", n.closed, len(n.pairs))
+		if n.closed || len(n.streams) != 1 {
+			t.Errorf("closed=%t, %d requests under way, want 1", n.closed, len(n.streams))
 		}
 	})
 	if status, _ := m.get("/"); status != 503 || m.out.codes[exchange.Connect].Load() != 1 {

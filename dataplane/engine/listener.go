@@ -24,7 +24,7 @@ func (p *Pod) ListenVital(fd int, accept Accept) error { return p.listen(fd, acc
 func (p *Pod) listen(fd int, accept Accept, vital bool) error {
 	ln := &listener{l: p.home.Load(), pod: p, fd: fd, accept: accept, vital: vital}
 	p.mu.Lock()
-	if p.gone || p.deaf {
+	if p.gone || p.closedToNew {
 		p.mu.Unlock()
 		return errPodGone
 	}
@@ -66,7 +66,7 @@ func (p *Pod) moveTo(from, to *Loop) {
 				defer p.mu.Unlock()
 				switch {
 				case p.listeners[fd] != ln:
-				case p.gone || p.deaf:
+				case p.gone || p.closedToNew:
 					delete(p.listeners, fd) // the descriptor may be another's by now
 				default:
 					_ = to.Register(fd, ln, reactor.Accept)
@@ -99,7 +99,7 @@ func (ln *listener) take() bool {
 		defer ln.pause(why)
 	}
 	for i := range most {
-		if i >= fewAccepts && (sh.spent() || ln.pod.full()) {
+		if i >= fewAccepts && (sh.readSpent() || ln.pod.full()) {
 			return true // level-triggered: the rest is told of again
 		}
 		if i > 0 && !ln.room() {
@@ -118,7 +118,7 @@ func (ln *listener) take() bool {
 					return false
 				}
 			}
-			sh.did()
+			sh.addWork()
 			ln.accept(l, int(n))
 		case unix.EAGAIN:
 			return false
@@ -183,7 +183,7 @@ func (ln *listener) Run() {
 }
 
 // Fail is reactor.Source. The descriptor is its owner's.
-func (ln *listener) Fail(error) { ln.l.Forget(ln.fd) }
+func (ln *listener) Fail(error) { ln.l.Unregister(ln.fd) }
 
 // StopListening takes the pod's listening sockets off their loops; the pod's
 // connections stay. What waits to be accepted is accepted first if nobody else has the sockets
@@ -192,7 +192,7 @@ func (ln *listener) Fail(error) { ln.l.Forget(ln.fd) }
 // until ctx ends. There is no way back.
 func (p *Pod) StopListening(ctx context.Context, last bool) error {
 	p.mu.Lock()
-	p.deaf = true
+	p.closedToNew = true
 	p.mu.Unlock()
 	return everywhere(ctx, p.loops(), func(l *Loop) {
 		if last {

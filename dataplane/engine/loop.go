@@ -31,9 +31,9 @@ type Loop struct {
 	load    float64     // guarded by Engine.mu
 	lastCPU time.Duration
 
-	crowd crowd
-	level Level // how short of memory the process is, and
-	scale int64 // hundredths of the limits of time that are in force
+	backlog backlog
+	level   Level // how short of memory the process is, and
+	scale   int64 // hundredths of the limits of time that are in force
 
 	draining bool // the process is leaving: clients' connections are to end
 	shut     bool // and HTTP/2 requests of new ones are not taken any more
@@ -54,9 +54,9 @@ type Loop struct {
 
 // What the rooms above keep on each loop.
 const (
-	keptH2    = iota // h2Free
-	keptApps         // appPools
-	keptPairs        // pairFree
+	keptH2           = iota // h2Free
+	keptApps                // appPools
+	keptLocalStreams        // pairFree
 	keptKinds
 )
 
@@ -66,7 +66,7 @@ type freeList interface {
 }
 
 // Run recycles what ended in this iteration: nothing holds it any more.
-func (r *reaper) Run() {
+func (r *recycler) Run() {
 	l := (*Loop)(r)
 	l.reap = false
 	for i, x := range l.dead {
@@ -76,27 +76,27 @@ func (r *reaper) Run() {
 	l.dead, l.deadOf = l.dead[:0], l.deadOf[:0]
 }
 
-type reaper Loop
+type recycler Loop
 
 // Fail: there is nothing to close; what was not recycled is garbage.
-func (r *reaper) Fail(error) {
+func (r *recycler) Fail(error) {
 	l := (*Loop)(r)
 	clear(l.dead)
 	clear(l.deadOf)
 	l.dead, l.deadOf = l.dead[:0], l.deadOf[:0]
 }
 
-func (l *Loop) wantReap() {
+func (l *Loop) queueRecycle() {
 	if !l.reap {
 		l.reap = true
-		l.After((*reaper)(l))
+		l.After((*recycler)(l))
 	}
 }
 
 func (l *Loop) release(p *exchange.Pool, x *exchange.Exchange) {
 	l.dead = append(l.dead, x)
 	l.deadOf = append(l.deadOf, p)
-	l.wantReap()
+	l.queueRecycle()
 }
 
 func (l *Loop) getIn() []byte {
@@ -242,8 +242,8 @@ func (o once) Fail(cause error) {
 	}
 }
 
-// crowd counts the pods that had work put off, on a loop.
-type crowd struct {
+// backlog counts the pods that had work put off, on a loop.
+type backlog struct {
 	iter uint64 // the iteration that now is about
 	now  int
 	next int // of the next iteration
@@ -288,9 +288,9 @@ func everywhere(ctx context.Context, loops []*Loop, f func(*Loop)) error {
 	return nil
 }
 
-// drainer is a connection of a client's, which is told when the process is
+// drainable is a connection of a client's, which is told when the process is
 // about to leave. Its methods run on its loop.
-type drainer interface {
+type drainable interface {
 	// serves reports whether it is a client's: one of ours has nothing to drain.
 	serves() bool
 	// drain begins an end that loses no request.

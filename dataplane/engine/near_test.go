@@ -25,7 +25,7 @@ type near struct {
 	src, dst *Pod
 	in, out  *svc
 	at       string
-	n        *Near // on the loop
+	n        *InProcess // on the loop
 	fresh    atomic.Bool
 	refuse   atomic.Bool
 	meets    atomic.Int64
@@ -48,19 +48,19 @@ func newNearOf(t testing.TB, cfg Config, app netip.AddrPort) *near {
 	m.out.request = func(x *exchange.Exchange) bool {
 		l := x.Conn.(*ConnInfo).Loop
 		if m.n == nil {
-			m.n = l.NewNear(m.src, m.dst, func(ctx context.Context) (Met, error) {
+			m.n = l.NewInProcess(m.src, m.dst, func(ctx context.Context) (LocalPeer, error) {
 				m.meets.Add(1)
 				if m.wait != nil {
 					select {
 					case <-m.wait:
 					case <-ctx.Done():
-						return Met{}, ctx.Err()
+						return LocalPeer{}, ctx.Err()
 					}
 				}
 				if m.refuse.Load() {
-					return Met{}, errors.New("not who it has to be")
+					return LocalPeer{}, errors.New("not who it has to be")
 				}
-				return Met{Info: &ConnInfo{Pod: m.dst, Loop: l, Pool: pool}, Fresh: m.fresh.Load, Life: time.Hour}, nil
+				return LocalPeer{Info: &ConnInfo{Pod: m.dst, Loop: l, Pool: pool}, Fresh: m.fresh.Load, Life: time.Hour}, nil
 			}, func() { m.n = nil })
 		}
 		m.n.Send(x)
@@ -87,7 +87,7 @@ func (m *near) get(path string) (int, string) {
 func (m *near) none() {
 	m.t.Helper()
 	eventually(m.t, "nothing is under way", func() (none bool) {
-		m.onLoop(func(*Loop) { none = m.n == nil || len(m.n.pairs) == 0 })
+		m.onLoop(func(*Loop) { none = m.n == nil || len(m.n.streams) == 0 })
 		return none && m.in.begun.Load() == m.in.done.Load() && m.out.begun.Load() == m.out.done.Load()
 	})
 }
@@ -187,10 +187,10 @@ func TestNearIsBounded(t *testing.T) {
 					stalled = stalled || c.stalled
 				}
 			})
-			if stalled = stalled && stage.n != nil && len(stage.n.pairs) == 1; stage.n != nil {
-				for _, p := range stage.n.pairs {
-					if n := len(p.buf) - p.off; n > pairHigh {
-						t.Errorf("%d bytes are kept, the bound is %d", n, pairHigh)
+			if stalled = stalled && stage.n != nil && len(stage.n.streams) == 1; stage.n != nil {
+				for _, p := range stage.n.streams {
+					if n := len(p.buf) - p.off; n > localHigh {
+						t.Errorf("%d bytes are kept, the bound is %d", n, localHigh)
 					}
 					stalled = stalled && p.stalled && p.starved
 				}

@@ -199,15 +199,15 @@ func TestStopRequests(t *testing.T) {
 		t.Error("not at 95 %")
 	}
 	s.set(10)
-	s.onLoop(func(l *Loop) { pod.share(l).hold(podHeld + 1) })
+	s.onLoop(func(l *Loop) { pod.share(l).addHeldBytes(podHeld + 1) })
 	if !sheds(pod) || sheds(other) {
 		t.Error("a pod that holds too much is not the one refused")
 	}
-	s.onLoop(func(l *Loop) { pod.share(l).hold(-podHeld / 8) })
+	s.onLoop(func(l *Loop) { pod.share(l).addHeldBytes(-podHeld / 8) })
 	if !sheds(pod) {
 		t.Error("let in again at once: it flaps")
 	}
-	s.onLoop(func(l *Loop) { pod.share(l).hold(-podHeld / 4) })
+	s.onLoop(func(l *Loop) { pod.share(l).addHeldBytes(-podHeld / 4) })
 	if sheds(pod) {
 		t.Error("still refused")
 	}

@@ -14,17 +14,17 @@ type Pod struct {
 	home  atomic.Pointer[Loop]
 	loops func() []*Loop // all there are
 
-	shares    []*share // by loop: each is its loop's own
-	files     atomic.Int64
-	elsewhere atomic.Int64 // bytes held by what the engine does not serve
-	tight     atomic.Int32 // loops on which the pod holds too much
-	look      atomic.Bool  // they are on their way to look again
-	warned    atomic.Int64 // when the log was last told of the pod's bounds
-	mu        sync.Mutex
-	listeners map[int]*listener // by fd; guarded by mu
-	gone      bool              // guarded by mu
-	deaf      bool              // accepts no more; guarded by mu
-	conns     atomic.Int64
+	shares      []*share // by loop: each is its loop's own
+	files       atomic.Int64
+	elsewhere   atomic.Int64 // bytes held by what the engine does not serve
+	tight       atomic.Int32 // loops on which the pod holds too much
+	look        atomic.Bool  // they are on their way to look again
+	warned      atomic.Int64 // when the log was last told of the pod's bounds
+	mu          sync.Mutex
+	listeners   map[int]*listener // by fd; guarded by mu
+	gone        bool              // guarded by mu
+	closedToNew bool              // accepts no more; guarded by mu
+	conns       atomic.Int64
 }
 
 // Owned is a source that ends with its pod: RemovePod calls its Fail.
@@ -46,12 +46,12 @@ func (p *Pod) Conns() int64 { return p.conns.Load() }
 // joined and left account a connection that the engine serves.
 func (p *Pod) joined() {
 	p.conns.Add(1)
-	p.Hold(1)
+	p.CountFDs(1)
 }
 
 func (p *Pod) left() {
 	p.conns.Add(-1)
-	p.Hold(-1)
+	p.CountFDs(-1)
 }
 
 func (p *Pod) removed() bool {
@@ -60,10 +60,10 @@ func (p *Pod) removed() bool {
 	return p.gone
 }
 
-// Hold accounts n descriptors to the pod that the engine does not serve itself:
+// CountFDs accounts n descriptors to the pod that the engine does not serve itself:
 // connections that are sniffed, shake hands or are relayed. Whoever holds
 // gives the same number back, negative, later. Safe for concurrent use.
-func (p *Pod) Hold(n int) {
+func (p *Pod) CountFDs(n int) {
 	p.files.Add(int64(n))
 	p.proc.files.Add(int64(n))
 }
@@ -110,66 +110,66 @@ type heldUp interface {
 	over() bool
 }
 
-// fresh begins an iteration's account when there is a new one.
-func (s *share) fresh() {
+// beginIteration begins an iteration's account when there is a new one.
+func (s *share) beginIteration() {
 	it := s.l.Iteration()
 	if it == s.iter {
 		return
 	}
 	s.iter, s.bytes, s.work, s.sent = it, 0, 0, 0
 	n := 1
-	if s.l.crowd.iter == it {
-		n = max(n, s.l.crowd.now)
+	if s.l.backlog.iter == it {
+		n = max(n, s.l.backlog.now)
 	}
 	s.maxBytes = max(podBytes/n, leastBytes)
 	s.maxWork = max(podWork/n, leastWork)
 	s.maxSent = max(podSent/n, leastSent)
 }
 
-// took accounts a read of n bytes.
-func (s *share) took(n int) {
-	s.fresh()
+// addRead accounts a read of n bytes.
+func (s *share) addRead(n int) {
+	s.beginIteration()
 	s.bytes += n
 	s.work++
 }
 
-// did accounts a piece of work that no read stands for.
-func (s *share) did() {
-	s.fresh()
+// addWork accounts a piece of work that no read stands for.
+func (s *share) addWork() {
+	s.beginIteration()
 	s.work++
 }
 
-// wrote accounts n bytes sent.
-func (s *share) wrote(n int) {
-	s.fresh()
+// addWritten accounts n bytes sent.
+func (s *share) addWritten(n int) {
+	s.beginIteration()
 	s.sent += n
 }
 
-// spent reports whether the pod has had its share of this iteration.
-func (s *share) spent() bool {
+// readSpent reports whether the pod has had its share of this iteration.
+func (s *share) readSpent() bool {
 	return s.iter == s.l.Iteration() && (s.bytes >= s.maxBytes || s.work >= s.maxWork)
 }
 
-// sentUp is spent for what is sent.
-func (s *share) sentUp() bool {
+// writeSpent is spent for what is sent.
+func (s *share) writeSpent() bool {
 	return s.iter == s.l.Iteration() && s.sent >= s.maxSent
 }
 
-// put queues t behind what else the pod has put off.
-func (s *share) put(t reactor.Task) {
+// enqueue queues t behind what else the pod has put off.
+func (s *share) enqueue(t reactor.Task) {
 	if s.head > 0 && len(s.queue) == cap(s.queue) {
 		n := copy(s.queue, s.queue[s.head:])
 		clear(s.queue[n:])
 		s.queue, s.head = s.queue[:n], 0
 	}
 	s.queue = append(s.queue, t)
-	s.again()
+	s.reschedule()
 }
 
-func (s *share) again() {
+func (s *share) reschedule() {
 	if !s.queued {
 		s.queued = true
-		s.l.crowd.next++
+		s.l.backlog.next++
 		s.l.Later(s)
 	}
 }
@@ -177,11 +177,11 @@ func (s *share) again() {
 // Run is reactor.Task: those that waited go on, as far as the share reaches.
 func (s *share) Run() {
 	s.queued = false
-	if c, it := &s.l.crowd, s.l.Iteration(); c.iter != it {
+	if c, it := &s.l.backlog, s.l.Iteration(); c.iter != it {
 		c.iter, c.now, c.next = it, c.next, 0
 	}
-	s.fresh()
-	for n := len(s.queue) - s.head; n > 0 && !s.spent() && !s.sentUp(); n-- {
+	s.beginIteration()
+	for n := len(s.queue) - s.head; n > 0 && !s.readSpent() && !s.writeSpent(); n-- {
 		t := s.queue[s.head]
 		s.queue[s.head] = nil
 		s.head++
@@ -191,14 +191,14 @@ func (s *share) Run() {
 		s.queue, s.head = s.queue[:0], 0
 		return
 	}
-	s.again()
+	s.reschedule()
 }
 
 // Fail is reactor.Task: what waited is lost, as what the loop itself queues is.
 func (s *share) Fail(error) { s.queue, s.head = nil, 0 }
 
-// hold accounts d bytes more, or less, that the pod's connections hold.
-func (s *share) hold(d int) {
+// addHeldBytes accounts d bytes more, or less, that the pod's connections hold.
+func (s *share) addHeldBytes(d int) {
 	s.held += d
 	held := s.held + int(s.pod.elsewhere.Load())
 	switch most := s.l.proc.podHeld(); {
@@ -212,7 +212,7 @@ func (s *share) hold(d int) {
 		for i, t := range s.waiting {
 			s.waiting[i] = nil
 			if !t.over() {
-				s.put(t)
+				s.enqueue(t)
 			}
 		}
 		s.waiting = s.waiting[:0]
@@ -251,7 +251,7 @@ func (p *Pod) HoldBytes(n int) {
 	for _, l := range p.loops() { // those whose connections wait for it
 		_ = l.Post(func() {
 			p.look.Store(false)
-			p.share(l).hold(0)
+			p.share(l).addHeldBytes(0)
 		})
 	}
 }
@@ -271,17 +271,17 @@ func (p *Pod) HoldsTooMuch() bool {
 	return p.tight.Load() > 0 || p.elsewhere.Load() > int64(p.proc.podHeld())
 }
 
-// PutOff reports whether the pod has had its share of this iteration; t then
+// Defer reports whether the pod has had its share of this iteration; t then
 // runs once it has one again. For connections that the engine does not serve
 // (yet). On l only.
-func (p *Pod) PutOff(l *Loop, t reactor.Task) bool {
+func (p *Pod) Defer(l *Loop, t reactor.Task) bool {
 	s := p.share(l)
-	if !s.spent() {
-		s.did()
+	if !s.readSpent() {
+		s.addWork()
 		return false
 	}
-	l.PutOff()
-	s.put(t)
+	l.CountDeferred()
+	s.enqueue(t)
 	return true
 }
 
@@ -291,7 +291,7 @@ func (p *Pod) PutOff(l *Loop, t reactor.Task) bool {
 // would be sent on. On l only.
 func (p *Pod) Sheds(l *Loop) bool {
 	s := p.share(l)
-	if s.hold(0); l.level < StopRequests && !s.tight { // what is held elsewhere may have changed
+	if s.addHeldBytes(0); l.level < StopRequests && !s.tight { // what is held elsewhere may have changed
 		return false
 	}
 	l.proc.shed(ShedRequest)

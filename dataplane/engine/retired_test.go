@@ -37,7 +37,7 @@ func TestRetiredAnswers(t *testing.T) {
 				m.out.request = func(x *exchange.Exchange) bool { x.KeepForReplay(); return false }
 				m.out.response = func(x *exchange.Exchange, h *httpmsg.Head) {
 					if h.Status == 503 && x.Replayable() {
-						x.Retire()
+						x.DiscardResponse()
 						m.out.send(x)
 					}
 				}

@@ -46,7 +46,7 @@ func (s *sessions) send(x *exchange.Exchange) {
 	}
 	if s.closed || len(s.waiters) >= maxWaiters {
 		x.Cause = ErrHopFull
-		x.ResponseGone(exchange.Refused)
+		x.UpstreamClosed(exchange.Refused)
 		return
 	}
 	x.Park()
@@ -122,7 +122,7 @@ func (s *sessions) fail(cause error, code exchange.Code) {
 		s.waiters = s.waiters[1:]
 		if w.alive() {
 			w.x.Cause = cause
-			w.x.ResponseGone(code)
+			w.x.UpstreamClosed(code)
 		}
 	}
 }

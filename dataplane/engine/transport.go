@@ -79,7 +79,7 @@ func (t *transport) take(l *Loop, pod *Pod, fd int) {
 func (t *transport) account(n int) {
 	if d := n - t.held; d != 0 {
 		t.held = n
-		t.sh.hold(d)
+		t.sh.addHeldBytes(d)
 	}
 }
 
@@ -113,7 +113,7 @@ func (t *transport) shut(abort bool) {
 	}
 	t.closed = true
 	t.l.Disarm(&t.timer)
-	t.l.Forget(t.fd)
+	t.l.Unregister(t.fd)
 	if abort {
 		_ = unix.SetsockoptLinger(t.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	} else if t.rec != nil && !t.wblk {
@@ -136,7 +136,7 @@ func (t *transport) read(p []byte) (int, error) {
 			if !t.ready {
 				return 0, errAgain
 			}
-			if t.sh.spent() {
+			if t.sh.readSpent() {
 				return 0, errYield
 			}
 			n, e := sysRead(t.fd, p)
@@ -149,11 +149,11 @@ func (t *transport) read(p []byte) (int, error) {
 			case e != 0:
 				t.eof = true
 				t.broke(e)
-				t.sh.did()
+				t.sh.addWork()
 				return 0, e
 			case n == 0:
 				t.eof, t.end = true, true
-				t.sh.did()
+				t.sh.addWork()
 				return 0, io.EOF
 			}
 			t.ready = n == len(p) || t.fin || t.urgent // a short read drained the socket (edge-triggered), but of its end
@@ -178,7 +178,7 @@ func (t *transport) read(p []byte) (int, error) {
 		if !t.ready {
 			return 0, errAgain
 		}
-		if t.sh.spent() {
+		if t.sh.readSpent() {
 			return 0, errYield
 		}
 		buf := t.l.Scratch2[:]
@@ -192,11 +192,11 @@ func (t *transport) read(p []byte) (int, error) {
 		case e != 0:
 			t.eof = true
 			t.broke(e)
-			t.sh.did()
+			t.sh.addWork()
 			return 0, e
 		case n == 0:
 			t.eof, t.end = true, true
-			t.sh.did()
+			t.sh.addWork()
 			return 0, io.ErrUnexpectedEOF // no close_notify: a cut, never an orderly end
 		}
 		t.ready = n == len(buf) || t.fin || t.urgent
@@ -209,7 +209,7 @@ func (t *transport) read(p []byte) (int, error) {
 func (t *transport) took(n int) {
 	t.active, t.turn = t.l.Now(), t.l.Iteration()
 	t.rx += int64(n)
-	t.sh.took(n)
+	t.sh.addRead(n)
 }
 
 // yield puts src, whose transport this is, off to the pod's next share of an
@@ -219,10 +219,10 @@ func (t *transport) yield(src reactor.Task) {
 		return
 	}
 	if t.turn != t.l.Iteration() { // nothing was done for it
-		t.l.PutOff()
+		t.l.CountDeferred()
 	}
 	t.later = true
-	t.sh.put(src)
+	t.sh.enqueue(src)
 }
 
 // await puts src off until the pod holds less.
@@ -233,8 +233,8 @@ func (t *transport) await(src heldUp) {
 	}
 }
 
-// hold makes the records that were fed but not read survive the loop's scratch buffer.
-func (t *transport) hold() {
+// keepReadBuffer makes the records that were fed but not read survive the loop's scratch buffer.
+func (t *transport) keepReadBuffer() {
 	if t.more && t.rec != nil {
 		t.rec.Feed(nil)
 	}
@@ -261,7 +261,7 @@ func (t *transport) write(p []byte) (int, error) {
 		if n > 0 {
 			t.active = t.l.Now()
 			t.tx += int64(n)
-			t.sh.wrote(n)
+			t.sh.addWritten(n)
 		}
 		t.wblk = n < len(p)
 		return n, nil
@@ -283,7 +283,7 @@ func (t *transport) write(p []byte) (int, error) {
 				}
 				t.sealed = b
 				took += len(part)
-				t.sh.wrote(len(part))
+				t.sh.addWritten(len(part))
 			}
 		}
 		n, e := sysWrite(t.fd, t.sealed)

@@ -17,13 +17,13 @@ func (*sink) Resume()                           {}
 func (s *sink) Abort(Code)                      { s.end = "cut" }
 func (s *sink) Drain()                          { s.end = "read to its end" }
 func (*sink) Held(*Exchange, Held)              {}
-func (s *sink) Request(x *Exchange)             { x.Hold(HoldMax, s) }
+func (s *sink) Request(x *Exchange)             { x.HoldBody(HoldMax, s) }
 func (*sink) Failed(*Exchange, Code)            {}
 func (*sink) Done(*Exchange)                    {}
 func (*sink) Response(*Exchange, *httpmsg.Head) {}
 func (s *sink) begin(p *Pool, n int) *Exchange {
 	x := p.Begin(s, &httpmsg.Head{Method: []byte("POST"), Path: []byte("/"), Length: httpmsg.Unknown, Minor: 1}, false, nil, 0)
-	x.Ask()
+	x.Begin()
 	x.RequestData(make([]byte, n), false)
 	return x
 }
@@ -73,7 +73,7 @@ type givesUp struct {
 
 func (s *givesUp) Request(x *Exchange) { x.Forward(s.up) }
 func (s *givesUp) Response(x *Exchange, _ *httpmsg.Head) {
-	x.Retire()
+	x.DiscardResponse()
 	x.Reply(&httpmsg.Head{Status: 503}, nil)
 }
 
@@ -86,7 +86,7 @@ func TestDrainIsBounded(t *testing.T) {
 		up := &sink{}
 		p := &Pool{Service: &givesUp{up: up}}
 		x := p.Begin(&sink{}, &httpmsg.Head{Method: []byte("GET"), Path: []byte("/"), Minor: 1}, true, nil, 0)
-		x.Ask()
+		x.Begin()
 		x.ResponseHead(&httpmsg.Head{Status: 503, Length: n}, false)
 		got = append(got, up.end)
 	}
@@ -106,7 +106,7 @@ func TestAPodHasItsShareOfWhatIsKept(t *testing.T) {
 		p.Service = svc
 		x := p.Begin(held, &httpmsg.Head{Method: []byte("POST"), Path: []byte("/"), Length: httpmsg.Unknown, Minor: 1}, false, nil, 0)
 		x.Share = of
-		x.Ask()
+		x.Begin()
 		for n > 0 {
 			k := min(n, 16<<10)
 			if x.RequestData(make([]byte, k), false) < k {
@@ -138,7 +138,7 @@ func TestAPodHasItsShareOfWhatIsKept(t *testing.T) {
 		case 0:
 			x.Abort(Cancel)
 		case 1:
-			x.RequestGone(Cancel)
+			x.DownstreamClosed(Cancel)
 		case 2:
 			x.Reply(&httpmsg.Head{Status: 503, Length: 3}, []byte("no\n"))
 		}

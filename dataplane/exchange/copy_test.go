@@ -85,14 +85,14 @@ func TestCopies(t *testing.T) {
 		}
 		svc.request = func(x *exchange.Exchange) {
 			if holds {
-				x.Hold(64<<10, &holder{f: forward})
+				x.HoldBody(64<<10, &holder{f: forward})
 				return
 			}
 			forward(x)
 		}
 		bodyless := len(body) == 0 && !trailers && r.IntN(2) == 0
 		x := (&exchange.Pool{Service: svc}).Begin(down, post(httpmsg.Unknown), bodyless, nil, 0)
-		x.Ask()
+		x.Begin()
 		resend := kept && len(body) < 60_000 && r.IntN(2) == 0
 		behind := 0
 		for rest, ended := body, bodyless; ; {
@@ -101,12 +101,12 @@ func TestCopies(t *testing.T) {
 				if r.IntN(3) == 0 {
 					attach()
 				}
-				c.to.UpRoom()
+				c.to.UpstreamWritable()
 				behind = max(behind, c.to.HeldBytes())
 			}
 			if resend && r.IntN(4) == 0 && c.to != nil { // the original is sent once more
 				resend = false
-				x.Retire()
+				x.DiscardResponse()
 				up = &sink{room: 1 << 30}
 				x.Forward(up)
 			}
@@ -140,7 +140,7 @@ func TestCopies(t *testing.T) {
 		}
 		attach()
 		copyUp.room = 1 << 30
-		c.to.UpRoom()
+		c.to.UpstreamWritable()
 		kinds[fmt.Sprint("whole, trailers ", trailers)]++
 		if !copyUp.ended || !bytes.Equal(copyUp.body, body) || copyUp.trailed != trailers || copyUp.heads != 1 {
 			t.Fatalf("seed %d: the copy: %d of %d bytes, ended %v, trailers %v", seed, len(copyUp.body), len(body), copyUp.ended, copyUp.trailed)
@@ -165,7 +165,7 @@ func TestPushForgets(t *testing.T) {
 			t.Fatal("too far behind")
 		}
 		up.room = 5990
-		x.UpRoom()
+		x.UpstreamWritable()
 		if x.HeldBytes() == 0 {
 			t.Fatal("not behind") // else nothing is tried
 		}

@@ -191,7 +191,7 @@ func (w *played) Request(x *exchange.Exchange) {
 		w.later(x, func() { w.local(421) })
 	case 1:
 		w.hold = 1 + w.rnd.Intn(150)
-		w.later(x, func() { x.Hold(w.hold, w) })
+		w.later(x, func() { x.HoldBody(w.hold, w) })
 	default:
 		w.later(x, w.forward)
 	}
@@ -216,7 +216,7 @@ func (w *played) Response(x *exchange.Exchange, h *httpmsg.Head) {
 	u := w.up()
 	switch {
 	case x.Replayable() && len(w.ups) < 4 && w.one(4):
-		x.Retire()
+		x.DiscardResponse()
 		w.later(x, w.forward)
 		return
 	case h.Status != 101 && w.one(8):
@@ -224,7 +224,7 @@ func (w *played) Response(x *exchange.Exchange, h *httpmsg.Head) {
 		return
 	case h.Status != 101 && w.one(3):
 		w.cut = true
-		x.Cut = []httpmsg.Field{field("grpc-status", "cut")}
+		x.AbortTrailers = []httpmsg.Field{field("grpc-status", "cut")}
 	}
 	w.answer = u
 	w.granted = h.Status == 101
@@ -313,7 +313,7 @@ func (w *played) step(kind int) bool {
 		if w.down.short && !w.down.end && !w.down.gone {
 			w.down.short = false
 			w.logf("room below")
-			x.DownRoom()
+			x.DownstreamWritable()
 			return true
 		}
 	case 3: // room for the upstream
@@ -324,7 +324,7 @@ func (w *played) step(kind int) bool {
 		if u.short {
 			u.short = false
 			w.logf("room above")
-			x.UpRoom()
+			x.UpstreamWritable()
 			return true
 		}
 	case 4: // what waited
@@ -340,12 +340,12 @@ func (w *played) step(kind int) bool {
 		}
 		w.logf("%s: gone", u.name)
 		u.gone = true
-		x.ResponseGone([]exchange.Code{exchange.Closed, exchange.Refused, exchange.Timeout}[w.rnd.Intn(3)])
+		x.UpstreamClosed([]exchange.Code{exchange.Closed, exchange.Refused, exchange.Timeout}[w.rnd.Intn(3)])
 		return true
 	case 6: // the client goes
 		w.logf("client gone")
 		w.down.gone = true
-		x.RequestGone(exchange.Closed)
+		x.DownstreamClosed(exchange.Closed)
 		return true
 	case 7: // a limit of time
 		w.logf("abort")
@@ -422,7 +422,7 @@ func play(t *testing.T, src rand.Source) (ended string) {
 	w.down.resume = func() { w.stalled = false }
 	pool := exchange.Pool{Service: w}
 	w.x = pool.Begin(w.down, &h, w.sent, nil, 0)
-	w.x.Ask()
+	w.x.Begin()
 	for range w.rnd.Intn(60) {
 		if w.x.Over() {
 			break

@@ -80,7 +80,7 @@ type Service interface {
 	// x.Reply or x.Abort.
 	Request(x *Exchange)
 	// Response may change the final response's head before it goes down. It may
-	// call x.Reply to answer in its place, or x.Retire and then what it may from Failed.
+	// call x.Reply to answer in its place, or x.DiscardResponse and then what it may from Failed.
 	Response(x *Exchange, h *httpmsg.Head)
 	// Failed: the upstream ended before a final response head. The service may
 	// call x.Forward again where x.Replayable, or x.Reply; if it calls neither,
@@ -106,17 +106,17 @@ func (s Side) String() string { return [...]string{"complete", "client", "server
 // Exchange is one request with its response. Fields in the first group are
 // for the Service to read.
 type Exchange struct {
-	Req      httpmsg.Head // own copy of the request's head; the service may change it before Forward
-	Status   int          // final status, 0 until known; the service may set it in Response, for the record
-	Meant    int          // set by the service before Reply: the Status for the record, where another stands on the wire
-	Attempts int          // upstreams tried
-	ReqBytes int64        // body bytes of the request that were taken from the client
-	ResBytes int64        // body bytes of the response that went down
-	Ended    Side         // who ended it early
-	Code     Code         // why, when Ended is not Nobody
-	Cause    error        // what went wrong with the last upstream, for the record; may be nil
-	Local    bool         // the response was ours
-	Start    int64        // set by the driver, in its clock
+	Req          httpmsg.Head // own copy of the request's head; the service may change it before Forward
+	Status       int          // final status, 0 until known; the service may set it in Response, for the record
+	LoggedStatus int          // set by the service before Reply: the Status for the record, where another stands on the wire
+	Attempts     int          // upstreams tried
+	ReqBytes     int64        // body bytes of the request that were taken from the client
+	ResBytes     int64        // body bytes of the response that went down
+	Ended        Side         // who ended it early
+	Code         Code         // why, when Ended is not Nobody
+	Cause        error        // what went wrong with the last upstream, for the record; may be nil
+	Local        bool         // the response was ours
+	Start        int64        // set by the driver, in its clock
 
 	// Gen changes whenever the exchange is begun anew: who keeps a pointer across
 	// iterations (a dial in flight) compares it.
@@ -125,7 +125,7 @@ type Exchange struct {
 	// Cut, set by the service in Response, ends the response as trailers if it
 	// ends without any: cut off by the upstream or by Abort, or complete. It is for protocols
 	// whose status stands in the trailers, and for clients that understand them.
-	Cut []httpmsg.Field
+	AbortTrailers []httpmsg.Field
 
 	// User belongs to the service and survives reuse, so that it can keep a
 	// pooled object there.
@@ -174,7 +174,7 @@ type Exchange struct {
 	answered bool // final response head has gone down
 	resEnd   bool // response has gone down whole
 	over     bool
-	handled  bool // the service answered within Failed, or after Retire
+	handled  bool // the service answered within Failed, or after DiscardResponse
 	reqStall bool // request data was refused
 	resStall bool // response data was refused
 }
@@ -215,9 +215,9 @@ func (p *Pool) Begin(down Stream, h *httpmsg.Head, end bool, conn any, now int64
 	return x
 }
 
-// Ask calls the service's Request. The driver calls it once, after it has
+// Begin calls the service's Request. The driver calls it once, after it has
 // stored the exchange where the answer's commands find it.
-func (x *Exchange) Ask() {
+func (x *Exchange) Begin() {
 	x.svc.Request(x)
 }
 
@@ -317,7 +317,7 @@ func (x *Exchange) Forward(up Stream) {
 	}
 }
 
-// Park says, from Failed or after Retire, that Forward or Reply will be called later.
+// Park says, from Failed or after DiscardResponse, that Forward or Reply will be called later.
 func (x *Exchange) Park() { x.handled = true }
 
 // Reply answers the request without an upstream. fields and body may alias
@@ -337,7 +337,7 @@ func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 		x.decline()
 	}
 	x.Local = true
-	x.Status = cmp.Or(x.Meant, h.Status)
+	x.Status = cmp.Or(x.LoggedStatus, h.Status)
 	x.answered, x.holder = true, nil
 	x.begun()
 	h.Length = int64(len(body))
@@ -358,7 +358,7 @@ func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 	if len(body) > 0 {
 		n := x.down.WriteData(body, true)
 		x.ResBytes += int64(n)
-		if n < len(body) { // a client whose windows are shut: DownRoom goes on
+		if n < len(body) { // a client whose windows are shut: DownstreamWritable goes on
 			x.rest = x.Keep(body[n:])
 			return
 		}
@@ -472,9 +472,9 @@ func (x *Exchange) RequestTrailers(f []httpmsg.Field) bool {
 	return true
 }
 
-// RequestGone is an event: down ended before its request or response was
+// DownstreamClosed is an event: down ended before its request or response was
 // complete. The stream behind down is gone already.
-func (x *Exchange) RequestGone(c Code) {
+func (x *Exchange) DownstreamClosed(c Code) {
 	x.down = nil
 	x.finish(Client, c, false)
 }
@@ -489,7 +489,7 @@ func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
 		if x.interims++; x.interims > maxInterim { // queued without bound for a client that does not read
 			x.Cause = errInterims
 			x.up.Abort(Protocol)
-			x.ResponseGone(Protocol)
+			x.UpstreamClosed(Protocol)
 			return
 		}
 		if x.interim && h.Status != 101 {
@@ -536,14 +536,14 @@ func (x *Exchange) ResponseData(p []byte, end bool) int {
 	if x.over || x.Local {
 		return len(p)
 	}
-	n := x.down.WriteData(p, end && x.Cut == nil)
+	n := x.down.WriteData(p, end && x.AbortTrailers == nil)
 	x.ResBytes += int64(n)
 	if n < len(p) {
 		x.resStall = true
 		return n
 	}
-	if end && x.Cut != nil {
-		x.ResponseTrailers(x.Cut)
+	if end && x.AbortTrailers != nil {
+		x.ResponseTrailers(x.AbortTrailers)
 	} else if end {
 		x.resEnd = true
 		x.maybeDone()
@@ -569,10 +569,10 @@ func (x *Exchange) maybeDone() {
 	}
 }
 
-// ResponseGone is an event: up ended before its response was complete. The
+// UpstreamClosed is an event: up ended before its response was complete. The
 // stream behind up is gone already. fresh says nothing of the request can have
 // been processed.
-func (x *Exchange) ResponseGone(c Code) {
+func (x *Exchange) UpstreamClosed(c Code) {
 	if x.over || x.Local {
 		return
 	}
@@ -606,19 +606,19 @@ func (x *Exchange) unanswered() {
 
 // broken ends a response that the upstream will not end, or shall not.
 func (x *Exchange) broken(who Side, c Code) {
-	if x.Cut == nil || !x.answered || x.Local {
+	if x.AbortTrailers == nil || !x.answered || x.Local {
 		x.finish(who, c, true)
 		return
 	}
-	x.down.WriteTrailers(x.Cut)
+	x.down.WriteTrailers(x.AbortTrailers)
 	if !x.reqEnd {
 		x.down.Abort(NoError) // the response is whole: nothing more is wanted of the request
 	}
 	x.finish(who, c, false)
 }
 
-// DownRoom is an event: down has room again after it took less than offered.
-func (x *Exchange) DownRoom() {
+// DownstreamWritable is an event: down has room again after it took less than offered.
+func (x *Exchange) DownstreamWritable() {
 	if !x.over && len(x.rest) > 0 {
 		n := x.down.WriteData(x.rest, true)
 		x.ResBytes += int64(n)
@@ -634,8 +634,8 @@ func (x *Exchange) DownRoom() {
 	}
 }
 
-// UpRoom is the counterpart for up.
-func (x *Exchange) UpRoom() {
+// UpstreamWritable is the counterpart for up.
+func (x *Exchange) UpstreamWritable() {
 	if x.over || x.up == nil || x.unfed() && !x.feed() {
 		return
 	}

@@ -90,7 +90,7 @@ func TestSequences(t *testing.T) {
 		{"an empty chunked body that ends while the request waits", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) {}
 			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.RequestData(nil, true)
 			x.Forward(up)
 		}, "", "head POST len= end=true"},
@@ -102,22 +102,22 @@ func TestSequences(t *testing.T) {
 				}
 			}
 			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.RequestData(nil, true)
-			x.ResponseGone(exchange.Stale)
+			x.UpstreamClosed(exchange.Stale)
 		}, "resume", "head POST len= end=true"},
 		{"what has an answer of ours goes nowhere, and what comes from there is nobody's", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) {}
 			x := p.Begin(down, post(0), true, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.Reply(&httpmsg.Head{Status: 504}, []byte("late"))
 			x.Forward(up)
 			x.ResponseHead(ok, false)
 			x.ResponseData([]byte("theirs"), true)
 			x.ResponseTrailers(nil)
-			x.ResponseGone(exchange.Closed)
+			x.UpstreamClosed(exchange.Closed)
 			down.room = 4
-			x.DownRoom()
+			x.DownstreamWritable()
 		}, "head 504 len=4 end=false, data  end=false, data late end=true", "abort cancel"},
 		{"trailers that are gone cannot be sent again", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
@@ -127,9 +127,9 @@ func TestSequences(t *testing.T) {
 				}
 			}
 			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.RequestTrailers([]httpmsg.Field{field("a", "b")})
-			x.ResponseGone(exchange.Stale)
+			x.UpstreamClosed(exchange.Stale)
 		}, "resume, head 503 len=0 end=true", "head POST len= end=false, trailers"},
 		{"a body that is kept is sent again, and the rest after it", func(s *script, p *exchange.Pool, down, up *tape) {
 			first := &tape{room: 100}
@@ -142,14 +142,14 @@ func TestSequences(t *testing.T) {
 			}
 			up.room = 2
 			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.RequestData([]byte("abc"), false)
-			x.ResponseGone(exchange.Closed)
+			x.UpstreamClosed(exchange.Closed)
 			if n := x.RequestData([]byte("de"), false); n != 0 {
 				t.Error("data went past what is kept")
 			}
 			up.room = 100
-			x.UpRoom()
+			x.UpstreamWritable()
 			x.RequestData([]byte("de"), false)
 			x.RequestTrailers([]httpmsg.Field{field("a", "b")})
 			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
@@ -161,9 +161,9 @@ func TestSequences(t *testing.T) {
 			s.request = func(x *exchange.Exchange) { x.KeepForReplay(); x.Forward(&tape{}) }
 			s.failed = func(x *exchange.Exchange, _ exchange.Code) { x.Forward(up) }
 			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.RequestTrailers([]httpmsg.Field{field("a", "b")})
-			x.ResponseGone(exchange.Closed)
+			x.UpstreamClosed(exchange.Closed)
 			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
 		}, "resume, head 200 len= end=true", "head POST len= end=false, trailers"},
 		{"an answer that is not wanted", func(s *script, p *exchange.Pool, down, up *tape) {
@@ -172,7 +172,7 @@ func TestSequences(t *testing.T) {
 			s.response = func(x *exchange.Exchange, h *httpmsg.Head) {
 				if h.Status == 503 {
 					gen := x.Gen
-					x.Retire()
+					x.DiscardResponse()
 					if x.Gen == gen || x.Status != 0 {
 						t.Error("who waits cannot tell")
 					}
@@ -181,7 +181,7 @@ func TestSequences(t *testing.T) {
 			}
 			up.room = 100
 			x := p.Begin(down, post(2), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.RequestData([]byte("ab"), true)
 			x.ResponseHead(&httpmsg.Head{Status: 503}, true)
 			if first.said[len(first.said)-1] != "abort cancel" || x.Answered() {
@@ -192,16 +192,16 @@ func TestSequences(t *testing.T) {
 		}, "resume, head 200 len= end=true", "head POST len= end=false, data ab end=true"},
 		{"and of which the service then says nothing", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
-			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.Retire() }
+			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.DiscardResponse() }
 			x := p.Begin(down, post(0), true, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.ResponseHead(&httpmsg.Head{Status: 503, Length: 1}, false)
 		}, "head 503 len=0 end=true", "head POST len= end=true, abort cancel"},
 		{"a body that is held until it is whole", func(s *script, p *exchange.Pool, down, up *tape) {
-			s.request = func(x *exchange.Exchange) { x.Hold(10, &holder{f: func(x *exchange.Exchange) { x.Forward(up) }}) }
+			s.request = func(x *exchange.Exchange) { x.HoldBody(10, &holder{f: func(x *exchange.Exchange) { x.Forward(up) }}) }
 			up.room = 100
 			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.RequestData([]byte("abcde"), false)
 			x.RequestData([]byte("fghij"), false)
 			if string(x.AppendHeld(nil)) != "abcdefghij" || x.HeldBytes() != 10 || x.Attempts != 0 {
@@ -214,24 +214,24 @@ func TestSequences(t *testing.T) {
 			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
 		}, "resume, head 200 len= end=true", "head POST len= end=false, data abcdefghij end=true"},
 		{"and one that is longer than the limit", func(s *script, p *exchange.Pool, down, up *tape) {
-			s.request = func(x *exchange.Exchange) { x.Hold(3, &holder{f: func(x *exchange.Exchange) { x.Forward(up) }}) }
+			s.request = func(x *exchange.Exchange) { x.HoldBody(3, &holder{f: func(x *exchange.Exchange) { x.Forward(up) }}) }
 			up.room = 4
 			x := p.Begin(down, post(5), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			if n := x.RequestData([]byte("abcde"), true); n != 4 {
 				t.Errorf("took %d", n)
 			}
 			up.room = 4
-			x.UpRoom()
+			x.UpstreamWritable()
 			x.RequestData([]byte("e"), true)
 			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
 		}, "resume, resume, head 200 len= end=true", "head POST len= end=false, data abc end=false, data d end=false, data e end=true"},
 		{"and one that is refused for it", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) {
-				x.Hold(3, &holder{f: func(x *exchange.Exchange) { x.Reply(&httpmsg.Head{Status: 413}, nil) }})
+				x.HoldBody(3, &holder{f: func(x *exchange.Exchange) { x.Reply(&httpmsg.Head{Status: 413}, nil) }})
 			}
 			x := p.Begin(down, post(5), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			if n := x.RequestData([]byte("abcde"), true); n != 5 {
 				t.Errorf("took %d", n)
 			}
@@ -239,36 +239,40 @@ func TestSequences(t *testing.T) {
 		{"a body that is held, with trailers, and sent again", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) {
 				x.KeepForReplay()
-				x.Hold(10, &holder{f: func(x *exchange.Exchange) { x.Forward(&tape{room: 1}) }})
+				x.HoldBody(10, &holder{f: func(x *exchange.Exchange) { x.Forward(&tape{room: 1}) }})
 			}
 			s.failed = func(x *exchange.Exchange, _ exchange.Code) { x.Forward(up) }
 			up.room = 10
 			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.RequestData([]byte("abc"), false)
 			x.RequestTrailers([]httpmsg.Field{field("a", "b")})
-			x.ResponseGone(exchange.Refused)
+			x.UpstreamClosed(exchange.Refused)
 			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
 		}, "resume, head 200 len= end=true", "head POST len= end=false, data abc end=false, trailers"},
 		{"an answer that breaks off where its end has a status", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
-			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.Cut = []httpmsg.Field{field("grpc-status", "14")} }
+			s.response = func(x *exchange.Exchange, h *httpmsg.Head) {
+				x.AbortTrailers = []httpmsg.Field{field("grpc-status", "14")}
+			}
 			down.room = 10
 			x := p.Begin(down, post(httpmsg.Unknown), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.ResponseHead(ok, false)
 			x.ResponseData([]byte("ab"), false)
-			x.ResponseGone(exchange.Closed)
+			x.UpstreamClosed(exchange.Closed)
 			if x.Ended != exchange.Server || x.Code != exchange.Closed {
 				t.Error(x.Ended, x.Code)
 			}
 		}, "resume, head 200 len= end=false, data ab end=false, trailers, abort no-error", "head POST len= end=false"},
 		{"and one that is ended for it", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
-			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.Cut = []httpmsg.Field{field("grpc-status", "14")} }
+			s.response = func(x *exchange.Exchange, h *httpmsg.Head) {
+				x.AbortTrailers = []httpmsg.Field{field("grpc-status", "14")}
+			}
 			down.room = 10
 			x := p.Begin(down, post(0), true, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.ResponseHead(ok, false)
 			x.Abort(exchange.Timeout)
 			if x.Ended != exchange.Proxy || x.Code != exchange.Timeout {
@@ -277,10 +281,12 @@ func TestSequences(t *testing.T) {
 		}, "head 200 len= end=false, trailers", "head POST len= end=true, abort cancel"},
 		{"and one that ends without it", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
-			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.Cut = []httpmsg.Field{field("grpc-status", "14")} }
+			s.response = func(x *exchange.Exchange, h *httpmsg.Head) {
+				x.AbortTrailers = []httpmsg.Field{field("grpc-status", "14")}
+			}
 			down.room = 10
 			x := p.Begin(down, post(0), true, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.ResponseHead(ok, false)
 			x.ResponseData([]byte("ab"), true)
 		}, "head 200 len= end=false, data ab end=false, trailers", "head POST len= end=true"},
@@ -288,37 +294,37 @@ func TestSequences(t *testing.T) {
 			s.request = func(x *exchange.Exchange) { x.Reply(&httpmsg.Head{Status: 421}, []byte("misdirected")) }
 			down.room = 3
 			x := p.Begin(down, post(0), true, nil, 0)
-			x.Ask()
+			x.Begin()
 			if x.Over() {
 				t.Error("over too early")
 			}
 			down.room = 100
-			x.DownRoom()
+			x.DownstreamWritable()
 		}, "head 421 len=11 end=false, data mis end=false, data directed end=true", ""},
 		{"and whose client goes meanwhile", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Reply(&httpmsg.Head{Status: 421}, []byte("misdirected")) }
 			x := p.Begin(down, post(0), true, nil, 0)
-			x.Ask()
-			x.RequestGone(exchange.Cancel)
-			x.DownRoom()
+			x.Begin()
+			x.DownstreamClosed(exchange.Cancel)
+			x.DownstreamWritable()
 		}, "head 421 len=11 end=false, data  end=false", ""},
 		{"204 has neither body nor length", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) {
 				x.Reply(&httpmsg.Head{Status: 204, Fields: []httpmsg.Field{field("content-length", "1")}}, []byte("x"))
 			}
-			p.Begin(down, post(0), true, nil, 0).Ask()
+			p.Begin(down, post(0), true, nil, 0).Begin()
 		}, "head 204 len= end=true", ""},
 		{"an answer to HEAD says how long it would be", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Reply(&httpmsg.Head{Status: 404}, []byte("gone")) }
 			h := post(0)
 			h.Method = []byte("HEAD")
-			p.Begin(down, h, true, nil, 0).Ask()
+			p.Begin(down, h, true, nil, 0).Begin()
 		}, "head 404 len=4 end=true", ""},
 		{"an early answer ends both ways without an error", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
 			up.room = 1
 			x := p.Begin(down, post(9), false, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.RequestData([]byte("abc"), false)
 			x.ResponseHead(&httpmsg.Head{Status: 413}, true)
 			x.RequestData([]byte("def"), false)
@@ -327,19 +333,19 @@ func TestSequences(t *testing.T) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
 			down.room = 10
 			x := p.Begin(down, post(0), true, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.ResponseHead(ok, false)
 			x.ResponseData([]byte("ab"), false)
-			x.ResponseGone(exchange.Closed)
+			x.UpstreamClosed(exchange.Closed)
 		}, "head 200 len= end=false, data ab end=false, abort closed", "head POST len= end=true"},
 		{"the service answers in place of the server", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
 			s.response = func(x *exchange.Exchange, h *httpmsg.Head) { x.Reply(&httpmsg.Head{Status: 502}, []byte("no")) }
 			x := p.Begin(down, post(0), true, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.ResponseHead(ok, false)
 			down.room = 10
-			x.DownRoom()
+			x.DownstreamWritable()
 			x.ResponseData([]byte("ab"), false)
 		}, "head 502 len=2 end=false, data  end=false, data no end=true", "head POST len= end=true, abort cancel"},
 		{"1xx to an HTTP/1.0 client", func(s *script, p *exchange.Pool, down, up *tape) {
@@ -347,22 +353,22 @@ func TestSequences(t *testing.T) {
 			h := post(0)
 			h.Minor = 0
 			x := p.Begin(down, h, true, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.ResponseHead(&httpmsg.Head{Status: 103}, false)
 			x.ResponseHead(&httpmsg.Head{Status: 200}, true)
 		}, "head 200 len= end=true", "head POST len= end=true"},
 		{"the driver's time limit", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) { x.Forward(up) }
 			x := p.Begin(down, post(0), true, nil, 0)
-			x.Ask()
+			x.Begin()
 			x.Abort(exchange.Timeout)
 			x.Abort(exchange.Timeout)
 		}, "abort timeout", "head POST len= end=true, abort cancel"},
 		{"a connection that comes after the client went", func(s *script, p *exchange.Pool, down, up *tape) {
 			s.request = func(x *exchange.Exchange) {}
 			x := p.Begin(down, post(0), true, nil, 0)
-			x.Ask()
-			x.RequestGone(exchange.Cancel)
+			x.Begin()
+			x.DownstreamClosed(exchange.Cancel)
 			x.Forward(up)
 		}, "", "abort cancel"},
 	} {
@@ -390,7 +396,7 @@ func TestInterimHeadsAreBounded(t *testing.T) {
 	s := &script{request: func(x *exchange.Exchange) { x.Forward(up) }}
 	p := &exchange.Pool{Service: s}
 	x := p.Begin(down, post(0), true, nil, 0)
-	x.Ask()
+	x.Begin()
 	for i := 0; i < 1000 && !x.Over(); i++ {
 		x.ResponseHead(&httpmsg.Head{Status: 103}, false)
 	}
@@ -407,7 +413,7 @@ func TestReuse(t *testing.T) {
 	h.Add([]byte("a"), []byte("b"))
 	h.Upgrade = []byte("x")
 	x := p.Begin(&tape{}, h, true, "conn", 5)
-	x.Ask()
+	x.Begin()
 	gen := x.Gen
 	x.User = "kept"
 	x.Cause = fmt.Errorf("cause")
@@ -447,7 +453,7 @@ func TestNoAllocations(t *testing.T) {
 	body := []byte("abc")
 	if n := testing.AllocsPerRun(1000, func() {
 		x := p.Begin(quiet{}, req, false, nil, 1)
-		x.Ask()
+		x.Begin()
 		x.RequestData(body, true)
 		x.ResponseHead(res, false)
 		x.ResponseData(body, true)

@@ -348,7 +348,7 @@ func (w *world) Request(x *exchange.Exchange) {
 		x.KeepForReplay()
 	}
 	if p.hold > 0 {
-		w.later(x, p, func() { x.Hold(p.hold, w) })
+		w.later(x, p, func() { x.HoldBody(p.hold, w) })
 		return
 	}
 	w.later(x, p, func() { w.forward(x, p) })
@@ -417,7 +417,7 @@ func (w *world) forward(x *exchange.Exchange, p *plan) {
 	}
 	s, err := w.up2.c.Open()
 	if err != nil {
-		x.ResponseGone(exchange.Refused)
+		x.UpstreamClosed(exchange.Refused)
 		return
 	}
 	a := &adapter{side: w.up2, up: true, s: s, x: x}
@@ -434,7 +434,7 @@ func (w *world) Response(x *exchange.Exchange, h *httpmsg.Head) {
 		p.retire--
 		p.retired++
 		w.logf("%d: retired", p.id)
-		x.Retire()
+		x.DiscardResponse()
 		if p.park {
 			x.Park()
 		}
@@ -671,7 +671,7 @@ func (d *down1) step() {
 				d.in[i] = '!' // the head is the exchange's own copy
 			}
 			d.in = d.in[n:]
-			d.x.Ask()
+			d.x.Begin()
 		case d.inBody:
 			done, err := d.pump(func(p []byte, end bool) int {
 				if d.x == nil {
@@ -708,7 +708,7 @@ func (d *down1) sent(n int) {
 	if d.starved && len(d.out) <= d.w.room/2 {
 		d.starved = false
 		if d.x != nil {
-			d.x.DownRoom()
+			d.x.DownstreamWritable()
 		}
 	}
 }
@@ -716,7 +716,7 @@ func (d *down1) sent(n int) {
 func (d *down1) gone(bool) {
 	if x := d.x; x != nil {
 		d.x = nil
-		x.RequestGone(exchange.Cancel)
+		x.DownstreamClosed(exchange.Cancel)
 		d.w.release(x)
 	}
 	d.st = broken
@@ -863,7 +863,7 @@ func (u *up1) fail(c exchange.Code) {
 	u.st = broken
 	if x := u.x; x != nil {
 		u.x = nil
-		x.ResponseGone(c)
+		x.UpstreamClosed(c)
 	}
 }
 
@@ -886,7 +886,7 @@ func (u *up1) sent(n int) {
 	if u.starved && len(u.out) <= u.w.room/2 {
 		u.starved = false
 		if u.x != nil {
-			u.x.UpRoom()
+			u.x.UpstreamWritable()
 		}
 	}
 }
@@ -1007,7 +1007,7 @@ func (d *driver2) OnHead(s *http2.Stream, h *httpmsg.Head, end bool) {
 	s.User = a
 	d.w.begun++
 	a.x = d.w.pool.Begin(&guard{Stream: a, w: d.w, name: string(h.Path) + " down"}, h, end, nil, d.w.now)
-	a.x.Ask()
+	a.x.Begin()
 }
 
 func (d *driver2) OnData(s *http2.Stream, p []byte, end bool) {
@@ -1103,19 +1103,19 @@ func (d *driver2) OnReset(s *http2.Stream, code http2.Code) {
 		if code == http2.RefusedStream {
 			c = exchange.Refused
 		}
-		x.ResponseGone(c)
+		x.UpstreamClosed(c)
 		return
 	}
-	x.RequestGone(exchange.Cancel)
+	x.DownstreamClosed(exchange.Cancel)
 	d.w.release(x)
 }
 
 func (d *driver2) OnWritable(s *http2.Stream) {
 	if a, _ := s.User.(*adapter); a != nil && !a.dead && !a.drained {
 		if d.up {
-			a.x.UpRoom()
+			a.x.UpstreamWritable()
 		} else {
-			a.x.DownRoom()
+			a.x.DownstreamWritable()
 		}
 	}
 }

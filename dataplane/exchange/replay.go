@@ -57,13 +57,13 @@ func (x *Exchange) KeepForReplay() {
 	x.replay = !x.lost && x.Req.Length <= ReplayMax
 }
 
-// Hold asks that up to limit bytes of the body (HoldMax at most), and what ends
+// HoldBody asks that up to limit bytes of the body (HoldMax at most), and what ends
 // it, are taken from the client before Forward. to is told once when the
 // request is whole or no more is taken, perhaps before Hold returns; it is not
 // told if the exchange ends, or is forwarded, first. What is held goes up
 // first, whoever asked for it. A client that waits for 100 (Continue) gets it, and
 // the request's Expect is gone. Called by the service while no upstream is attached.
-func (x *Exchange) Hold(limit int, to Holder) {
+func (x *Exchange) HoldBody(limit int, to Holder) {
 	if x.over || x.up != nil {
 		return
 	}
@@ -97,10 +97,10 @@ func (x *Exchange) AppendHeld(dst []byte) []byte {
 	return dst
 }
 
-// Retire gives up the attempt under way: an upstream that is attached, or one
+// DiscardResponse gives up the attempt under way: an upstream that is attached, or one
 // that is being waited for. From Response it means that this answer is not
 // wanted. The service then calls Forward, Park or Reply, as from Failed.
-func (x *Exchange) Retire() {
+func (x *Exchange) DiscardResponse() {
 	if x.over || x.answered {
 		return
 	}

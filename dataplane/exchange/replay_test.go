@@ -25,7 +25,7 @@ func TestReplayEnds(t *testing.T) {
 		s := &script{request: func(x *exchange.Exchange) { x.KeepForReplay(); x.Forward(&tape{room: 1 << 20}) }}
 		p := &exchange.Pool{Service: s}
 		x := p.Begin(&tape{}, post(tt.length), false, nil, 0)
-		x.Ask()
+		x.Begin()
 		for body := make([]byte, tt.sent); len(body) > 0; {
 			n := min(len(body), 1000)
 			x.RequestData(body[:n], false)
@@ -44,7 +44,7 @@ func TestKeptIsBounded(t *testing.T) {
 	h := &holder{}
 	s := &script{request: func(x *exchange.Exchange) {
 		if hold {
-			x.Hold(exchange.HoldMax, h)
+			x.HoldBody(exchange.HoldMax, h)
 			return
 		}
 		x.KeepForReplay()
@@ -56,7 +56,7 @@ func TestKeptIsBounded(t *testing.T) {
 	begin := func() *exchange.Exchange {
 		x := p.Begin(&tape{}, post(httpmsg.Unknown), false, nil, 0)
 		open = append(open, x)
-		x.Ask()
+		x.Begin()
 		return x
 	}
 	kept := 0
@@ -101,9 +101,9 @@ func TestNoAllocationsReplaying(t *testing.T) {
 	body := make([]byte, 9000)
 	if n := testing.AllocsPerRun(1000, func() {
 		x := p.Begin(quiet{}, req, false, nil, 1)
-		x.Ask()
+		x.Begin()
 		x.RequestData(body, true)
-		x.ResponseGone(exchange.Closed)
+		x.UpstreamClosed(exchange.Closed)
 		x.ResponseHead(res, false)
 		x.ResponseData(body[:3], true)
 		if !x.Over() || x.Attempts != 2 {

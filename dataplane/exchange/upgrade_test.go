@@ -31,7 +31,7 @@ func TestTunnelSequences(t *testing.T) {
 		down, up := &tape{room: 100}, &tape{room: 100}
 		s := &script{request: func(x *exchange.Exchange) { x.Forward(up) }}
 		x := (&exchange.Pool{Service: s}).Begin(down, ask(0), true, nil, 0)
-		x.Ask()
+		x.Begin()
 		x.ResponseHead(&httpmsg.Head{Status: 101}, false)
 		if got, want := strings.Join(up.said, ", "), "head GET len= end=false, data  end=true"; got != want {
 			t.Errorf("up\n got %s\nwant %s", got, want)
@@ -90,7 +90,7 @@ func TestTunnelSequences(t *testing.T) {
 			x.Reply(&httpmsg.Head{Status: 403}, nil)
 		}, "resume, head 403 len=0 end=true", "head GET len= end=false, abort cancel", 1},
 		{"the upstream is lost before the answer, and another asked", ask(0), func(x *exchange.Exchange) {
-			x.ResponseGone(exchange.Refused)
+			x.UpstreamClosed(exchange.Refused)
 			x.Forward(&tape{})
 			x.ResponseHead(grant, false)
 			if !x.Tunnel() {
@@ -99,11 +99,11 @@ func TestTunnelSequences(t *testing.T) {
 		}, "resume, resume, head 101 len= end=false", "head GET len= end=false", 0},
 		{"the client is lost", ask(0), func(x *exchange.Exchange) {
 			x.ResponseHead(grant, false)
-			x.RequestGone(exchange.Cancel)
+			x.DownstreamClosed(exchange.Cancel)
 		}, "resume, head 101 len= end=false", "head GET len= end=false, abort cancel", 1},
 		{"the application is lost", ask(0), func(x *exchange.Exchange) {
 			x.ResponseHead(grant, false)
-			x.ResponseGone(exchange.Closed)
+			x.UpstreamClosed(exchange.Closed)
 		}, "resume, head 101 len= end=false, abort closed", "head GET len= end=false", 1},
 		{"a second 101 is none", ask(0), func(x *exchange.Exchange) {
 			x.ResponseHead(&httpmsg.Head{Status: 103}, false)
@@ -116,7 +116,7 @@ func TestTunnelSequences(t *testing.T) {
 			s := &script{request: func(x *exchange.Exchange) { x.Forward(up) }, failed: func(x *exchange.Exchange, _ exchange.Code) { x.Park() }}
 			p := &exchange.Pool{Service: s}
 			x := p.Begin(down, tt.h, false, nil, 0)
-			x.Ask()
+			x.Begin()
 			tt.play(x)
 			if got := strings.Join(down.said, ", "); got != tt.down {
 				t.Errorf("down\n got %s\nwant %s", got, tt.down)

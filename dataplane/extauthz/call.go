@@ -82,7 +82,7 @@ func (r *Refusal) Reply(x *exchange.Exchange, grpc bool, last func(h *httpmsg.He
 	h.Set([]byte("content-type"), []byte(httpmsg.GRPC))
 	h.Set([]byte("grpc-status"), strconv.AppendInt(nil, int64(r.GRPC()), 10))
 	h.Set([]byte("grpc-message"), httpmsg.GRPCMessage(string(r.Body)))
-	x.Meant = r.Status
+	x.LoggedStatus = r.Status
 	x.Reply(&h, nil)
 }
 
@@ -122,7 +122,7 @@ func (s *Service) Ask(l Loop, x *exchange.Exchange, first *snapshot.Authz, q aut
 		wanted = wanted || !a.NoBody
 	}
 	if wanted && x.Req.Upgrade == nil {
-		x.Hold(authz.MaxBody, c)
+		x.HoldBody(authz.MaxBody, c)
 	} else {
 		c.q.Whole = x.Req.Length == 0
 		c.next()

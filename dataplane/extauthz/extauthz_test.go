@@ -105,7 +105,7 @@ func TestLate(t *testing.T) {
 	yes := authz.Answer{Allowed: true}
 	for name, end_ := range map[string]func(x *exchange.Exchange, c *Call){
 		"cancelled":   func(_ *exchange.Exchange, c *Call) { c.Cancel() },
-		"client gone": func(x *exchange.Exchange, _ *Call) { x.RequestGone(exchange.Cancel) },
+		"client gone": func(x *exchange.Exchange, _ *Call) { x.DownstreamClosed(exchange.Cancel) },
 		"begun anew":  func(x *exchange.Exchange, _ *Call) { x.Gen++ },
 	} {
 		e := &end{}

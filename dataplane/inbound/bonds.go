@@ -19,7 +19,7 @@ func (c *conn) hold(h *meshhop.Inbound, end func(cause error)) *meshhop.Held {
 
 // met takes in what the handshake of h has shown: its caller's other sessions go on as long as that certificate.
 func (c *conn) met(h *meshhop.Inbound) {
-	c.in.bonds.Met(c.pod.Container, h.From(), h.Bond, c.pod.Local.SVID, true)
+	c.in.bonds.Verified(c.pod.Container, h.From(), h.Bond, c.pod.Local.SVID, true)
 }
 
 // revokedCause is why a session was ended for its identity, for the journal.

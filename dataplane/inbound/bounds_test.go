@@ -127,7 +127,7 @@ local shop/cart 8080 cid=c1
 			var x *exchange.Exchange
 			onLoop(func() {
 				x = pool.Begin(down, &r, true, &c.info, 0)
-				x.Ask()
+				x.Begin()
 			})
 			onLoop(func() { // what was posted meanwhile has run
 				if got := strings.Join(down.fields, " "); down.status != tt.status || !strings.Contains(got, "x-aether-outcome="+tt.outcome) {

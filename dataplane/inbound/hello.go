@@ -58,7 +58,7 @@ func (in *Inbound) await(l *engine.Loop, p *Pod, fd int) {
 		unix.Close(fd)
 		return
 	}
-	p.Engine.Hold(1)
+	p.Engine.CountFDs(1)
 	h.enter()
 	l.Arm(&h.timer, h, int64(helloTime))
 }
@@ -94,7 +94,7 @@ func (h *hello) leave() {
 	h.done = true
 	l := h.st.l
 	l.Disarm(&h.timer)
-	h.pod.Engine.Hold(-1)
+	h.pod.Engine.CountFDs(-1)
 	b := h.st.lobbies[h.pod]
 	i := slices.Index(b.all, h)
 	b.all = slices.Delete(b.all, i, i+1)
@@ -115,7 +115,7 @@ func (h *hello) Event(ev uint32) {
 		return
 	}
 	h.fin = h.fin || ev&(reactor.PeerEnd|reactor.Hangup|reactor.Error) != 0
-	if !h.pod.Engine.PutOff(h.st.l, (*helloLater)(h)) {
+	if !h.pod.Engine.Defer(h.st.l, (*helloLater)(h)) {
 		h.look()
 	}
 }
@@ -175,7 +175,7 @@ func (h *hello) refuse(err error) {
 		return
 	}
 	h.leave()
-	h.st.l.Forget(h.fd)
+	h.st.l.Unregister(h.fd)
 	_ = socket.Close(h.fd)
 	from := "unknown"
 	if h.peer.IsValid() {
@@ -193,7 +193,7 @@ func (h *hello) Run() { h.refuse(context.DeadlineExceeded) }
 func (h *hello) Fail(error) {
 	if !h.done {
 		h.leave()
-		h.st.l.Forget(h.fd)
+		h.st.l.Unregister(h.fd)
 		_ = socket.Close(h.fd)
 	}
 }

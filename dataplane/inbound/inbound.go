@@ -145,9 +145,9 @@ func (in *Inbound) Accept(p *Pod) engine.Accept {
 
 // shake serves a connection whose ClientHello is there, away from the loop.
 func (in *Inbound) shake(l *engine.Loop, p *Pod, fd int, start int64) {
-	p.Engine.Hold(1)
+	p.Engine.CountFDs(1)
 	l.Go(func() {
-		defer p.Engine.Hold(-1)
+		defer p.Engine.CountFDs(-1)
 		c, err := socket.MakeConn(fd)
 		if err != nil {
 			in.quiet.Warn("take "+p.Container, "cannot take an inbound connection", "pod", p.Container, "err", err)
@@ -304,9 +304,9 @@ func (in *Inbound) relay(l *engine.Loop, c *conn, h *meshhop.Inbound, rec record
 	}
 	// In a goroutine of its own: this one has grown a stack of many kilobytes for the
 	// handshake, which an idle relay would keep.
-	p.Engine.Hold(2)
+	p.Engine.CountFDs(2)
 	l.Go(func() {
-		defer p.Engine.Hold(-2)
+		defer p.Engine.CountFDs(-2)
 		defer in.Relays.Add(c.state(tc))()
 		life, over := c.holdRelay(h)
 		defer over()
@@ -431,7 +431,7 @@ func (in *Inbound) reply(x *exchange.Exchange, rq *reqState, status int, text, c
 	h.Add(hdrOutcome, rq.outcome)
 	if ct, _ := x.Req.Get("content-type"); httpmsg.IsGRPC(ct) { // contract 5.7: it leaves as HTTP 200
 		grpcReply(&h, status, text)
-		x.Meant = status
+		x.LoggedStatus = status
 		x.Reply(&h, nil)
 		return
 	}

@@ -10,25 +10,25 @@ import (
 	"aether/meshhop"
 )
 
-// Neighbour is a pod as the destination of pods of the same process (decision 018).
+// LocalDestination is a pod as the destination of pods of the same process (decision 018).
 // Their requests are taken as those of a hop are: by the same verdicts, fields and records.
-type Neighbour struct {
+type LocalDestination struct {
 	in  *Inbound
 	pod *Pod
 }
 
-// Neighbour is p for the other pods of this process.
-func (in *Inbound) Neighbour(p *Pod) *Neighbour { return &Neighbour{in, p} }
+// LocalDestination is p for the other pods of this process.
+func (in *Inbound) LocalDestination(p *Pod) *LocalDestination { return &LocalDestination{in, p} }
 
 // Engine is the pod's.
-func (n *Neighbour) Engine() *engine.Pod { return n.pod.Engine }
+func (n *LocalDestination) Engine() *engine.Pod { return n.pod.Engine }
 
 // Local is what the pod shakes hands as.
-func (n *Neighbour) Local() *meshhop.Local { return n.pod.Local }
+func (n *LocalDestination) Local() *meshhop.Local { return n.pod.Local }
 
 // Admit takes a caller that has been verified, for requests on l. nil: he asks for a
 // port that carries none. Safe for concurrent use.
-func (n *Neighbour) Admit(l *engine.Loop, m *meshhop.Met) *engine.ConnInfo {
+func (n *LocalDestination) Admit(l *engine.Loop, m *meshhop.LocalPeer) *engine.ConnInfo {
 	c := n.in.newConn(n.pod, reactor.Monotonic())
 	if !c.admit(m.Port, m.Caller, m.XFCC) {
 		c.record(0, 0, "proxy", "")
@@ -57,6 +57,6 @@ func addressNear(w *snapshot.Workload, to netip.Addr) netip.AddrPort {
 }
 
 // Declined tells of a caller who was not verified. Safe for concurrent use.
-func (n *Neighbour) Declined(err error) {
+func (n *LocalDestination) Declined(err error) {
 	n.in.newConn(n.pod, reactor.Monotonic()).declined("this node", err)
 }

@@ -48,53 +48,53 @@ const (
 // Waiting is how many requests and connections wait for rows. Safe for concurrent use.
 func (o *Outbound) Waiting() int { return int(o.waiting.Load()) }
 
-// enter counts one more of the pod's in; false: as many wait as may.
-func (o *Outbound) enter(p *Pod) bool {
+// admitWaiting counts one more of the pod's in; false: as many wait as may.
+func (o *Outbound) admitWaiting(p *Pod) bool {
 	all, own := o.waiting.Add(1), p.waiting.Add(1)
 	if !share.Room(int(own-1), int(all-1), maxCold) {
-		o.leave(p)
+		o.leaveWaiting(p)
 		return false
 	}
 	return true
 }
 
-func (o *Outbound) leave(p *Pod) {
+func (o *Outbound) leaveWaiting(p *Pod) {
 	p.waiting.Add(-1)
 	o.waiting.Add(-1)
 }
 
-// park lets a request wait until the rows of the service that it is for are here. It is
+// awaitRows lets a request wait until the rows of the service that it is for are here. It is
 // decided anew, with the same draw, in each world that comes.
-func (o *Outbound) park(x *exchange.Exchange, c *conn, rq *reqState, sent []httpmsg.Field) {
+func (o *Outbound) awaitRows(x *exchange.Exchange, c *conn, rq *reqState, sent []httpmsg.Field) {
 	if o.cfg.Want == nil { // answered as what has no endpoint
 		o.fail(x, rq, "no-endpoint", strings.TrimSuffix(rq.v.Text, "\n"))
 		return
 	}
-	if c.late() {
+	if c.justTimedOut() {
 		o.cfg.Want(rq.v.Awaits.Name)
 		o.fail(x, rq, causeAwait, textTooLate+rq.v.Awaits.Name.String()+textTryAgain)
 		return
 	}
-	if !o.enter(c.pod) {
+	if !o.admitWaiting(c.pod) {
 		o.Cold[coldOverflow].Inc()
 		o.fail(x, rq, causeOverload, textTooCold)
 		return
 	}
 	rq.x, rq.cold, rq.sent = x, true, sent
-	c.st.cold[rq] = struct{}{}
-	c.st.l.Arm(&rq.wait, (*coldEnd)(rq), int64(coldTime))
+	c.st.awaitingEndpoints[rq] = struct{}{}
+	c.st.l.Arm(&rq.wait, (*waitTimer)(rq), int64(coldTime))
 	o.cfg.Want(rq.v.Awaits.Name)
-	c.st.reconsider(rq, o.cfg.Store.Load()) // Recall may have looked before it was counted
+	c.st.reconsider(rq, o.cfg.Store.Load()) // RetryWaiting may have looked before it was counted
 }
 
 // warm: the request does not wait any more.
-func (st *loopState) warm(rq *reqState, how int) {
+func (st *loopState) resumeWaiting(rq *reqState, how int) {
 	rq.cold = false
-	delete(st.cold, rq)
+	delete(st.awaitingEndpoints, rq)
 	if rq.wait.Armed() {
 		st.l.Disarm(&rq.wait)
 	}
-	st.o.leave(rq.conn().pod)
+	st.o.leaveWaiting(rq.conn().pod)
 	st.o.Cold[how].Inc()
 }
 
@@ -114,33 +114,33 @@ func (st *loopState) reconsider(rq *reqState, snap *snapshot.Snapshot) {
 		return
 	}
 	sent := rq.sent
-	st.warm(rq, coldCame)
+	st.resumeWaiting(rq, coldCame)
 	st.o.decided(x, c, rq, sent)
 }
 
-// coldEnd is a request as the task of its wait.
-type coldEnd reqState
+// waitTimer is a request as the task of its wait.
+type waitTimer reqState
 
 // Run is reactor.Task: nothing came in time.
-func (t *coldEnd) Run() {
+func (t *waitTimer) Run() {
 	rq := (*reqState)(t)
 	c := rq.conn()
-	c.st.warm(rq, coldExpired)
+	c.st.resumeWaiting(rq, coldExpired)
 	c.o.fail(rq.x, rq, causeAwait, textTooLate+rq.v.Awaits.Name.String()+textTryAgain)
 }
 
 // Fail is reactor.Task.
-func (t *coldEnd) Fail(error) { (*reqState)(t).fault() }
+func (t *waitTimer) Fail(error) { (*reqState)(t).fault() }
 
-// Recall decides again about what waits for rows, after the store has a new snapshot. It
+// RetryWaiting decides again about what waits for rows, after the store has a new snapshot. It
 // does not wait for the loops. Safe for concurrent use.
-func (o *Outbound) Recall() {
+func (o *Outbound) RetryWaiting() {
 	if o.waiting.Load() == 0 { // who counts itself in looks at the store afterwards
 		return
 	}
 	o.loops.Each(func(st *loopState) {
 		snap := o.cfg.Store.Load()
-		for _, rq := range slices.Collect(maps.Keys(st.cold)) {
+		for _, rq := range slices.Collect(maps.Keys(st.awaitingEndpoints)) {
 			st.reconsider(rq, snap)
 		}
 		for _, k := range slices.Collect(maps.Keys(st.coldConns)) {
@@ -151,11 +151,13 @@ func (o *Outbound) Recall() {
 
 // late: the connection has just waited for rows in vain. What it asks for next is not waited for
 // once more: 2 s is what a client waits (contract 4.6).
-func (c *conn) late() bool { return c.vain != 0 && c.st.l.Now()-c.vain < int64(coldTime) }
+func (c *conn) justTimedOut() bool {
+	return c.lastWaitFailed != 0 && c.st.l.Now()-c.lastWaitFailed < int64(coldTime)
+}
 
-// coldConn is a connection that waits for rows: to a service whose rows are not here, or to a
+// waitingConn is a connection that waits for rows: to a service whose rows are not here, or to a
 // raw-TCP port that leads to one. Nothing is read from it meanwhile.
-type coldConn struct {
+type waitingConn struct {
 	c     *conn
 	fd    int
 	v     decide.Verdict
@@ -173,11 +175,11 @@ func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uin
 	var end connEnd
 	switch {
 	case o.cfg.Want == nil:
-	case c.late():
+	case c.justTimedOut():
 		o.cfg.Want(v.Awaits.Name)
 		end = connEnd{ended: "proxy", cause: causeAwait}
-	case !o.enter(c.pod):
-		if c.unasked() { // to an HTTP port it is said in HTTP
+	case !o.admitWaiting(c.pod):
+		if c.unexamined() { // to an HTTP port it is said in HTTP
 			c.flow.Waited = true
 			c.begin(fd, decide.Decide(snap, &c.flow, draw, nil), snap, draw, first)
 			return
@@ -185,13 +187,13 @@ func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uin
 		o.Cold[coldOverflow].Inc()
 		end = connEnd{ended: "proxy", cause: causeOverload}
 	default:
-		k := &coldConn{c: c, fd: fd, v: v, snap: snap, draw: draw, first: clone(first)}
+		k := &waitingConn{c: c, fd: fd, v: v, snap: snap, draw: draw, first: clone(first)}
 		if err := l.Register(fd, k, reactor.Stream); err != nil {
-			o.leave(c.pod)
+			o.leaveWaiting(c.pod)
 			end = connEnd{ended: "proxy", cause: connectCause(err)}
 			break
 		}
-		c.pod.Engine.Hold(1)
+		c.pod.Engine.CountFDs(1)
 		c.pod.Engine.HoldBytes(len(k.first))
 		c.st.coldConns[k] = struct{}{}
 		l.Arm(&k.timer, k, int64(coldTime))
@@ -203,33 +205,33 @@ func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uin
 	c.record(v, snap, end)
 }
 
-// unasked: no byte of the connection has been looked at, and what else is known of the service
+// unexamined: no byte of the connection has been looked at, and what else is known of the service
 // that was dialled has not been either.
-func (c *conn) unasked() bool { return c.flow.Sniff == model.SniffNone && !c.flow.Waited }
+func (c *conn) unexamined() bool { return c.flow.Sniff == model.SniffNone && !c.flow.Waited }
 
 // over: it does not wait any more.
-func (k *coldConn) over(how int) {
+func (k *waitingConn) over(how int) {
 	k.done = true
 	c := k.c
 	delete(c.st.coldConns, k)
 	c.st.l.Disarm(&k.timer)
-	c.pod.Engine.Hold(-1)
+	c.pod.Engine.CountFDs(-1)
 	c.pod.Engine.HoldBytes(-len(k.first))
-	c.o.leave(c.pod)
+	c.o.leaveWaiting(c.pod)
 	c.o.Cold[how].Inc()
 }
 
-func (k *coldConn) drop(how int, ended, cause string) {
+func (k *waitingConn) drop(how int, ended, cause string) {
 	if k.done {
 		return
 	}
 	k.over(how)
-	k.c.st.l.Forget(k.fd)
+	k.c.st.l.Unregister(k.fd)
 	_ = socket.Abort(k.fd)
 	k.c.record(k.v, k.snap, connEnd{ended: ended, cause: cause})
 }
 
-func (k *coldConn) reconsider(snap *snapshot.Snapshot) {
+func (k *waitingConn) reconsider(snap *snapshot.Snapshot) {
 	if k.done || snap == k.snap {
 		return
 	}
@@ -247,7 +249,7 @@ func (k *coldConn) reconsider(snap *snapshot.Snapshot) {
 }
 
 // begin does what a verdict says that is not to wait.
-func (k *coldConn) begin(v decide.Verdict, snap *snapshot.Snapshot) {
+func (k *waitingConn) begin(v decide.Verdict, snap *snapshot.Snapshot) {
 	c := k.c
 	if err := c.st.l.Detach(k.fd); err != nil {
 		unix.Close(k.fd)
@@ -257,7 +259,7 @@ func (k *coldConn) begin(v decide.Verdict, snap *snapshot.Snapshot) {
 }
 
 // Event is reactor.Source. A client that has said all it has to say waits for an answer.
-func (k *coldConn) Event(ev uint32) {
+func (k *waitingConn) Event(ev uint32) {
 	if ev&(reactor.Hangup|reactor.Error) != 0 {
 		k.drop(coldGone, "client", "")
 	}
@@ -265,10 +267,10 @@ func (k *coldConn) Event(ev uint32) {
 
 // Run is reactor.Task: nothing came in time. What else is known of the service decides: to an HTTP
 // port the answer is said in HTTP, and bytes that would have to go to its pods are refused.
-func (k *coldConn) Run() {
+func (k *waitingConn) Run() {
 	c := k.c
-	unasked := c.unasked()
-	c.flow.Waited, c.vain = true, c.st.l.Now()
+	unasked := c.unexamined()
+	c.flow.Waited, c.lastWaitFailed = true, c.st.l.Now()
 	if v := decide.Decide(k.snap, &c.flow, k.draw, nil); unasked && v.Action != decide.Await {
 		k.over(coldExpired)
 		k.begin(v, k.snap)
@@ -278,13 +280,13 @@ func (k *coldConn) Run() {
 }
 
 // Fail is reactor.Source and Task.
-func (k *coldConn) Fail(error) { k.drop(coldGone, "proxy", "internal") }
+func (k *waitingConn) Fail(error) { k.drop(coldGone, "proxy", "internal") }
 
 // Owner is engine.Owned.
-func (k *coldConn) Owner() *engine.Pod { return k.c.pod.Engine }
+func (k *waitingConn) Owner() *engine.Pod { return k.c.pod.Engine }
 
 // Show is engine.Shown: a connection that waits for rows.
-func (k *coldConn) Show(st *engine.ConnState) bool {
+func (k *waitingConn) Show(st *engine.ConnState) bool {
 	if k.done {
 		return false
 	}

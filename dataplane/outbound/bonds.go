@@ -18,7 +18,7 @@ var errRevoked = errors.New("an identity of the session is trusted no more")
 func (o *Outbound) Rotated(container string) {
 	o.loops.Each(func(st *loopState) {
 		for k, h := range st.hops { // in process either side may have changed
-			if n, ok := h.hop.(*engine.Near); ok && (k.pod.Container == container || k.near == container) {
+			if n, ok := h.hop.(*engine.InProcess); ok && (k.pod.Container == container || k.near == container) {
 				n.Judge()
 			}
 		}
@@ -31,7 +31,7 @@ func (o *Outbound) Rotated(container string) {
 func (st *loopState) hold(p *Pod, k meshhop.Key, b *mtls.Bond, end func(cause error)) *meshhop.Held {
 	d := st.o.cfg.Dialer
 	svid := func() *mtls.SVID { return d.SVID(k.Pod) }
-	st.o.bonds.Met(k.Pod, k.Peer(), b, svid, false)
+	st.o.bonds.Verified(k.Pod, k.Peer(), b, svid, false)
 	return st.o.bonds.Hold(meshhop.Holding{
 		Pod: k.Pod, Peer: k.Peer(), Bond: b, SVID: svid,
 		End: func(err error) {
@@ -65,7 +65,7 @@ func (st *loopState) holdRaw(r *rawConn, s *meshhop.Session) (over func()) {
 	return held.Release
 }
 
-// revoked makes an error of Meet that says who one of the two is not one that ends what is under way.
+// revoked makes an error of VerifyLocal that says who one of the two is not one that ends what is under way.
 func revoked(err error) error {
 	switch meshhop.ReasonOf(err) {
 	case meshhop.ReasonNoCertificate, meshhop.ReasonWrongPeer, meshhop.ReasonNotSVID, meshhop.ReasonUntrusted, meshhop.ReasonExpired, meshhop.ReasonRemote:

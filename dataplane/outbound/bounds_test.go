@@ -87,7 +87,7 @@ local shop/web
 			c.info = engine.ConnInfo{User: c, Loop: l}
 			down := &answerOf{}
 			x := pool.Begin(down, &r, true, &c.info, 0)
-			x.Ask()
+			x.Begin()
 			rq := x.User.(*reqState)
 			if got := strings.Join(down.fields, " "); x.Status != tt.status || !strings.Contains(got, tt.fields) {
 				t.Errorf("%s: %d %s, want %d %s", tt.request, x.Status, got, tt.status, tt.fields)
@@ -280,7 +280,7 @@ func TestAPodHasItsShareOfMirrors(t *testing.T) {
 	mirrored := func(c *conn) bool {
 		x, rq, _ := k.request(t)
 		x.Conn = &c.info
-		rq.v.Pipe = &snapshot.Pipe{Mirrors: []snapshot.MirrorTo{{Backend: k.b, Numerator: 1, Denominator: 1}}}
+		rq.v.Pipe = &snapshot.FilterChain{Mirrors: []snapshot.MirrorTo{{Backend: k.b, Numerator: 1, Denominator: 1}}}
 		k.o.mirror(x, c, rq)
 		if rq.mirrors != nil {
 			all = append(all, rq.mirrors)

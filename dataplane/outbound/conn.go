@@ -52,7 +52,7 @@ type sniffer struct {
 func (c *conn) sniff(snap *snapshot.Snapshot, v decide.Verdict, fd int) {
 	s := c.st.sniffer()
 	s.c, s.snap, s.v, s.fd = c, snap, v, fd
-	c.pod.Engine.Hold(1)
+	c.pod.Engine.CountFDs(1)
 	l := c.st.l
 	if err := l.Register(fd, s, reactor.Stream); err != nil {
 		unix.Close(fd)
@@ -86,7 +86,7 @@ func (st *loopState) sniffer() *sniffer {
 
 // put gives a sniffer back that is done: nothing but its caller refers to it.
 func (s *sniffer) put() {
-	s.c.pod.Engine.Hold(-1)
+	s.c.pod.Engine.CountFDs(-1)
 	s.c.pod.Engine.HoldBytes(-s.held)
 	s.held = 0
 	if st := s.c.st; len(st.free) < keepSniffers {
@@ -116,7 +116,7 @@ func (s *sniffer) Event(ev uint32) {
 	}
 	s.ready = true
 	s.fin = s.fin || ev&(reactor.PeerEnd|reactor.Hangup|reactor.Error|reactor.Urgent) != 0
-	if !s.c.pod.Engine.PutOff(s.c.st.l, (*sniffLater)(s)) {
+	if !s.c.pod.Engine.Defer(s.c.st.l, (*sniffLater)(s)) {
 		s.read()
 	}
 }
@@ -333,7 +333,7 @@ func (s *sniffer) settled(kind model.Sniff, host string) {
 		c.await(s.fd, v, s.snap, draw, s.buf)
 	default:
 		s.stopRace()
-		l.Forget(s.fd)
+		l.Unregister(s.fd)
 		_ = socket.Abort(s.fd)
 		c.record(v, s.snap, connEnd{})
 	}
@@ -371,7 +371,7 @@ func (s *sniffer) end(abort bool, how connEnd) {
 	s.stopRace()
 	l := s.c.st.l
 	l.Disarm(&s.timer)
-	l.Forget(s.fd)
+	l.Unregister(s.fd)
 	if abort {
 		_ = socket.Abort(s.fd)
 	} else {
@@ -398,7 +398,7 @@ type racer struct {
 func (c *conn) startRace(s *sniffer) *racer {
 	l := c.st.l
 	r := &racer{c: c, s: s, fd: -1, cause: "connect"}
-	c.pod.Engine.Hold(1)
+	c.pod.Engine.CountFDs(1)
 	l.Arm(&r.timer, r, int64(dialLimit))
 	v6 := c.flow.Dst.Addr().Unmap().Is6()
 	if fd, ok := c.pod.Sockets.Get(v6); ok {
@@ -499,11 +499,11 @@ func (r *racer) lost() {
 func (r *racer) close() {
 	if !r.failed {
 		r.failed = true
-		r.c.pod.Engine.Hold(-1)
+		r.c.pod.Engine.CountFDs(-1)
 		l := r.c.st.l
 		l.Disarm(&r.timer)
 		if r.fd >= 0 {
-			l.Forget(r.fd)
+			l.Unregister(r.fd)
 			unix.Close(r.fd)
 		}
 	}
@@ -533,7 +533,7 @@ func (c *conn) passOn(s *sniffer, v decide.Verdict) {
 			return
 		}
 		r.failed = true // the racer is used up; its socket lives on
-		c.pod.Engine.Hold(-1)
+		c.pod.Engine.CountFDs(-1)
 		if err := l.Detach(r.fd); err != nil {
 			unix.Close(r.fd)
 			_ = socket.Abort(fd)
@@ -562,10 +562,10 @@ func (c *conn) pass(fd int, v decide.Verdict, snap *snapshot.Snapshot, up int, f
 		return
 	}
 	first = clone(first)
-	c.pod.Engine.Hold(2)
+	c.pod.Engine.CountFDs(2)
 	c.pod.Engine.HoldBytes(len(first))
 	c.st.l.Go(func() {
-		defer c.pod.Engine.Hold(-2)
+		defer c.pod.Engine.CountFDs(-2)
 		defer c.pod.Engine.HoldBytes(-len(first)) // the relay counts for itself
 		a, err := socket.MakeConn(fd)
 		if err != nil {
@@ -618,10 +618,10 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 		return
 	}
 	first = clone(first)
-	c.pod.Engine.Hold(2)
+	c.pod.Engine.CountFDs(2)
 	c.pod.Engine.HoldBytes(len(first))
 	c.st.l.Go(func() {
-		defer c.pod.Engine.Hold(-2)
+		defer c.pod.Engine.CountFDs(-2)
 		defer c.pod.Engine.HoldBytes(-len(first)) // the relay counts for itself
 		a, err := socket.MakeConn(fd)
 		if err != nil {
@@ -661,9 +661,9 @@ func (c *conn) forward(fd int, v decide.Verdict, snap *snapshot.Snapshot, first 
 // relay runs f, which lasts as long as the connection, in a goroutine of its own: the one that dialled and shook
 // hands has grown a stack of many kilobytes for it, which an idle relay would keep.
 func (c *conn) relay(f func()) {
-	c.pod.Engine.Hold(2)
+	c.pod.Engine.CountFDs(2)
 	c.st.l.Go(func() {
-		defer c.pod.Engine.Hold(-2)
+		defer c.pod.Engine.CountFDs(-2)
 		f()
 	})
 }

@@ -15,34 +15,34 @@ const nearIdle = time.Minute
 // errNotAdmitted: the destination's side of the process took the caller for nobody it serves.
 var errNotAdmitted = errors.New("the destination does not serve this port")
 
-func (o *Outbound) neighbour(container string) Neighbour {
-	if o.cfg.Neighbour == nil {
+func (o *Outbound) localDestination(container string) LocalDestination {
+	if o.cfg.LocalDestination == nil {
 		return nil
 	}
-	return o.cfg.Neighbour(container)
+	return o.cfg.LocalDestination(container)
 }
 
-// makeNear makes what carries k's requests to n, a pod of this process (decision
+// newInProcess makes what carries k's requests to n, a pod of this process (decision
 // 018). Who the two are is verified as on a hop before the first request, and again
 // whenever a certificate, a bundle or the destination's ports have changed.
-func (st *loopState) makeNear(k hopKey, mk meshhop.Key, n Neighbour) *hopState {
+func (st *loopState) newInProcess(k hopKey, mk meshhop.Key, n LocalDestination) *hopState {
 	h := &hopState{pin: k.pin, near: k.near}
 	u := st.of(k.pod)
 	u.nears++
-	h.hop = st.l.NewNear(k.pod.Engine, n.Engine(), func(ctx context.Context) (engine.Met, error) {
-		m, err := st.o.cfg.Dialer.Meet(ctx, mk, n.Local())
+	h.hop = st.l.NewInProcess(k.pod.Engine, n.Engine(), func(ctx context.Context) (engine.LocalPeer, error) {
+		m, err := st.o.cfg.Dialer.VerifyLocal(ctx, mk, n.Local())
 		if err != nil {
-			if no, ok := errors.AsType[*meshhop.Declined](err); ok {
+			if no, ok := errors.AsType[*meshhop.RefusedByPeer](err); ok {
 				n.Declined(no.Err)
 			}
 			st.o.notOpened(mk, err)
-			return engine.Met{}, revoked(err)
+			return engine.LocalPeer{}, revoked(err)
 		}
 		info := n.Admit(st.l, m)
 		if info == nil {
-			return engine.Met{}, &meshhop.Declined{Err: errNotAdmitted}
+			return engine.LocalPeer{}, &meshhop.RefusedByPeer{Err: errNotAdmitted}
 		}
-		return engine.Met{Info: info, Fresh: m.Fresh, Life: m.Left()}, nil
+		return engine.LocalPeer{Info: info, Fresh: m.Fresh, Life: m.Left()}, nil
 	}, func() {
 		h.gone = true
 		u.nears--
@@ -57,7 +57,7 @@ func (st *loopState) makeNear(k hopKey, mk meshhop.Key, n Neighbour) *hopState {
 // forgetNear lets go of endpoints of this node that nothing has been sent to for a while.
 func (st *loopState) forgetNear() {
 	for _, h := range st.hops {
-		if n, ok := h.hop.(*engine.Near); ok && n.Idle() >= nearIdle {
+		if n, ok := h.hop.(*engine.InProcess); ok && n.Idle() >= nearIdle {
 			n.Close(nil)
 		}
 	}

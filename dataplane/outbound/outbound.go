@@ -52,23 +52,23 @@ type Config struct {
 	Log     *slog.Logger      // nil: discard
 
 	// Want asks for the rows of a service that a request, or a connection, waits for (contract
-	// 4.6); Recall tells that there is news. Called on loops: it must not block. nil: rows
+	// 4.6); RetryWaiting is called when there are new rows. Called on loops: it must not block. nil: rows
 	// cannot be asked for, and nobody waits for any.
 	Want func(model.ServiceName)
 
-	// Neighbour is the destination's side of a pod of this node, by container; nil: it is not
+	// LocalDestination is the destination's side of a pod of this node, by container; nil: it is not
 	// served here, and the hop is taken. Any goroutine. nil: none ever is.
-	Neighbour func(container string) Neighbour
+	LocalDestination func(container string) LocalDestination
 }
 
-// Neighbour is a pod of this process as a destination.
-type Neighbour interface {
+// LocalDestination is a pod of this process as a destination.
+type LocalDestination interface {
 	// Engine is the pod's; Local what it would shake hands as.
 	Engine() *engine.Pod
 	Local() *meshhop.Local
 	// Admit takes a source that has been verified, as an accepted hop would be taken;
 	// its requests are served on l. nil: the destination refuses it. Any goroutine.
-	Admit(l *engine.Loop, m *meshhop.Met) *engine.ConnInfo
+	Admit(l *engine.Loop, m *meshhop.LocalPeer) *engine.ConnInfo
 	// Declined tells of a source that was not who it has to be. Any goroutine.
 	Declined(err error)
 }
@@ -83,7 +83,7 @@ type Outbound struct {
 	bonds meshhop.Bonds
 
 	sweep sync.Mutex
-	swept *snapshot.Snapshot // of the last Swept
+	swept *snapshot.Snapshot // of the last OnSnapshot
 
 	// Relays are the connections that goroutines carry.
 	Relays engine.Relays
@@ -113,7 +113,7 @@ func New(cfg Config) *Outbound {
 		o.bonds.Now = cfg.Dialer.Now
 	}
 	o.loops.Make = func(l *engine.Loop) *loopState {
-		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, cold: map[*reqState]struct{}{}, coldConns: map[*coldConn]struct{}{}, audits: o.Audits.Shard(), rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, awaitingEndpoints: map[*reqState]struct{}{}, coldConns: map[*waitingConn]struct{}{}, audits: o.Audits.Shard(), rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 		st.pool.Service = o
 		st.mirrored.Service = (*mirrors)(o)
 		return st
@@ -149,8 +149,8 @@ type loopState struct {
 	mirrors  int           // under way
 	end      journal.Entry // scratch: observers copy what they keep
 
-	cold      map[*reqState]struct{} // those that wait for rows (await.go)
-	coldConns map[*coldConn]struct{}
+	awaitingEndpoints map[*reqState]struct{} // those that wait for rows (await.go)
+	coldConns         map[*waitingConn]struct{}
 
 	lastPod *Pod // whose upstreams last is; nil: none
 	last    *upstreams
@@ -159,16 +159,16 @@ type loopState struct {
 
 // conn is one downstream connection.
 type conn struct {
-	info     engine.ConnInfo
-	o        *Outbound
-	pod      *Pod
-	st       *loopState
-	flow     model.Flow
-	start    int64
-	requests int
-	vain     int64 // when a wait for the rows of what was dialled ended without them; 0: none did
-	passed   bool  // a request of it went to the dialled address: that connection is closed with it
-	passH2   bool
+	info           engine.ConnInfo
+	o              *Outbound
+	pod            *Pod
+	st             *loopState
+	flow           model.Flow
+	start          int64
+	requests       int
+	lastWaitFailed int64 // when a wait for the rows of what was dialled ended without them; 0: none did
+	passed         bool  // a request of it went to the dialled address: that connection is closed with it
+	passH2         bool
 }
 
 // reqState is one request's; it stays with its exchange object.
@@ -248,7 +248,7 @@ func (o *Outbound) accept(l *engine.Loop, fd int, p *Pod, dir model.Direction, d
 // namespace has told that the address is not the pod's own: behind those our own listeners wait (decision 043).
 func (c *conn) foreign(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uint32) {
 	l, addr := c.st.l, c.flow.Dst.Addr().Unmap()
-	c.pod.Engine.Hold(2)
+	c.pod.Engine.CountFDs(2)
 	c.pod.Sockets.Request(addr.Is6(), func(probe int, err error) {
 		own := true // also where nobody can tell
 		if err == nil {
@@ -257,7 +257,7 @@ func (c *conn) foreign(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw u
 			unix.Close(probe)
 		}
 		perr := l.Post(func() {
-			c.pod.Engine.Hold(-2)
+			c.pod.Engine.CountFDs(-2)
 			if !own {
 				c.begin(fd, v, snap, draw, nil)
 				return
@@ -270,7 +270,7 @@ func (c *conn) foreign(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw u
 			c.record(decide.Verdict{Action: decide.Refuse, Reason: decide.Loop}, snap, end)
 		})
 		if perr != nil {
-			c.pod.Engine.Hold(-2)
+			c.pod.Engine.CountFDs(-2)
 			_ = socket.Abort(fd)
 		}
 	})
@@ -323,7 +323,7 @@ func (o *Outbound) Request(x *exchange.Exchange) {
 func (o *Outbound) decided(x *exchange.Exchange, c *conn, rq *reqState, sent []httpmsg.Field) {
 	h := &x.Req
 	if m := rq.v.Matched; m != nil && m.Persistence != nil {
-		o.resume(c, rq, h)
+		o.resumeSession(c, rq, h)
 	}
 	rq.host, rq.path, rq.origin = h.Authority, h.Path, rq.v.Origin(h)
 	if (rq.v.Action == decide.Forward || rq.v.Action == decide.Passthrough || rq.v.Action == decide.Await) && o.overloaded(x, c, rq) {
@@ -377,7 +377,7 @@ func (o *Outbound) act(x *exchange.Exchange, c *conn, rq *reqState, sent []httpm
 	case decide.Refuse:
 		o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, httpmsg.GRPCStatus(rq.v.Status))
 	case decide.Await:
-		o.park(x, c, rq, sent)
+		o.awaitRows(x, c, rq, sent)
 	default:
 		o.reply(x, 500, "", "the proxy has no answer for this request (reason "+rq.v.Reason.String()+")\n", 13)
 	}
@@ -464,7 +464,7 @@ func (o *Outbound) noTunnel(x *exchange.Exchange, rq *reqState, who string) {
 func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, grpc int) {
 	rq, _ := x.User.(*reqState)
 	if rq != nil {
-		rq.unsent(x)
+		rq.stopRetries(x)
 	}
 	var h httpmsg.Head
 	var fields [8]httpmsg.Field
@@ -481,7 +481,7 @@ func (o *Outbound) reply(x *exchange.Exchange, status int, reason, text string, 
 		h.Add(hdrContentType, appGRPC)
 		h.Add(hdrGRPCStatus, strconv.AppendInt(nil, int64(grpc), 10))
 		h.Add(hdrGRPCMessage, httpmsg.GRPCMessage(text))
-		x.Meant = status
+		x.LoggedStatus = status
 		x.Reply(&h, nil)
 		return
 	}
@@ -501,11 +501,11 @@ func (o *Outbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
 	c.st.answered(x, rq, h)
 	v, ok := h.Get("x-aether-outcome")
 	rq.outcome.Set(v)
-	if o.judge(x, c, rq, h, v) {
+	if o.retryOnResponse(x, c, rq, h, v) {
 		return
 	}
 	if ok {
-		if m := meant(v); m != 0 && rq.grpc && h.Status == 200 {
+		if m := loggedStatus(v); m != 0 && rq.grpc && h.Status == 200 {
 			x.Status = m
 		}
 		h.Del("x-aether-outcome")
@@ -514,7 +514,7 @@ func (o *Outbound) Response(x *exchange.Exchange, h *httpmsg.Head) {
 	rq.v.ApplyResponse(h, rq.origin)
 	rq.asked.Edit(h)
 	if m := rq.v.Matched; m != nil && m.Persistence != nil {
-		o.remember(rq, h)
+		o.setSessionToken(rq, h)
 	}
 }
 
@@ -537,7 +537,7 @@ func (o *Outbound) Failed(x *exchange.Exchange, code exchange.Code) {
 		return
 	}
 	c.st.failed(x, rq, code)
-	if o.rejudge(x, c, rq, code) {
+	if o.retryOnFailure(x, c, rq, code) {
 		return
 	}
 	if errors.Is(x.Cause, engine.ErrNoTunnel) {
@@ -577,7 +577,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	rq := x.User.(*reqState)
 	c.st.leave(x, rq)
 	if rq.cold { // its client went first
-		c.st.warm(rq, coldGone)
+		c.st.resumeWaiting(rq, coldGone)
 	}
 	c.st.l.Gauges.Outbound.Add(-1)
 	rq.stop(c.st)

@@ -113,7 +113,7 @@ rule name=say match=grpc:echo.Echo/Say
 		c.info = engine.ConnInfo{User: c}
 		down := &answerOf{}
 		x := pool.Begin(down, &r, true, &c.info, 0)
-		x.Ask()
+		x.Begin()
 		rq := x.User.(*reqState)
 		status := x.Status
 		if got := strings.Join(down.fields, " "); status != tt.status || !strings.Contains(got, tt.fields) {

@@ -81,9 +81,9 @@ func parseOutcome(v, method []byte) (o outcome, ok bool) {
 	return o, true
 }
 
-// meant is the HTTP status that an answer with this outcome has, whatever stands on the
+// loggedStatus is the HTTP status that an answer with this outcome has, whatever stands on the
 // wire: what the destination's proxy refuses to a gRPC call leaves it as 200. 0: it does not say.
-func meant(v []byte) int {
+func loggedStatus(v []byte) int {
 	code, v, _ := bytes.Cut(v, semicolon)
 	short, _, ok := bytes.Cut(v, semicolon)
 	switch {

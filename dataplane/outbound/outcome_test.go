@@ -120,7 +120,7 @@ func TestMeant(t *testing.T) {
 		"0;UC;POST;x": 503, "0;UT;POST;response_timeout": 504, "0;UPE;POST;upstream_protocol_error": 502,
 		"": 0, "200": 0, "0": 0, "00;-;x": 0, "2000;-;x;y": 0, "x00;-;x;y": 0,
 	} {
-		if got := meant([]byte(v)); got != want {
+		if got := loggedStatus([]byte(v)); got != want {
 			t.Errorf("%q: %d, want %d", v, got, want)
 		}
 	}

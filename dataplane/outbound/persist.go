@@ -41,9 +41,9 @@ type session struct {
 	token token              // what the client sent; of use where at is not nil
 }
 
-// resume looks for the session that the request is of. Where it goes on at another backend
+// resumeSession looks for the session that the request is of. Where it goes on at another backend
 // than was drawn, the verdict becomes what it had been with that one.
-func (o *Outbound) resume(c *conn, rq *reqState, h *httpmsg.Head) {
+func (o *Outbound) resumeSession(c *conn, rq *reqState, h *httpmsg.Head) {
 	if rq.v.Pinned != nil || rq.v.Action == decide.Reply {
 		return
 	}
@@ -56,17 +56,17 @@ func (o *Outbound) resume(c *conn, rq *reqState, h *httpmsg.Head) {
 	each(h, p.Header, name, func(text []byte) (more bool) {
 		n++
 		if t, ok := parseToken(text); ok && t.lives(p, now) {
-			o.stay(c, rq, h, t)
+			o.bindSession(c, rq, h, t)
 		}
 		return rq.session.at == nil && n < maxTokens
 	})
 }
 
-// stay makes the request go where t says, if it may.
-func (o *Outbound) stay(c *conn, rq *reqState, h *httpmsg.Head, t token) {
+// bindSession makes the request go where t says, if it may.
+func (o *Outbound) bindSession(c *conn, rq *reqState, h *httpmsg.Head, t token) {
 	v := rq.v
 	if v.Backend == nil || v.Action != decide.Forward || nameHash(v.Backend.Name) != t.backend {
-		i := backendOf(rq.v.Matched, t.backend)
+		i := backendByHash(rq.v.Matched, t.backend)
 		if i < 0 {
 			return
 		}
@@ -90,8 +90,8 @@ func (o *Outbound) stay(c *conn, rq *reqState, h *httpmsg.Head, t token) {
 	}
 }
 
-// backendOf is the index of the backend whose name has that hash; -1: the rule has none.
-func backendOf(m *snapshot.Rule, hash uint32) int {
+// backendByHash is the index of the backend whose name has that hash; -1: the rule has none.
+func backendByHash(m *snapshot.Rule, hash uint32) int {
 	for i := range m.Backends {
 		if b := m.Backends[i].Backend; b != nil && m.Backends[i].Invalid == "" && nameHash(b.Name) == hash {
 			return i
@@ -100,9 +100,9 @@ func backendOf(m *snapshot.Rule, hash uint32) int {
 	return -1
 }
 
-// remember tells the client where its session is, if it does not know. An answer that says
+// setSessionToken tells the client where its session is, if it does not know. An answer that says
 // that the endpoint failed binds nobody to it.
-func (o *Outbound) remember(rq *reqState, h *httpmsg.Head) {
+func (o *Outbound) setSessionToken(rq *reqState, h *httpmsg.Head) {
 	e := rq.endpoint
 	if e == nil || rq.v.Pinned != nil || h.Status >= 500 {
 		return

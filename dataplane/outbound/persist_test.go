@@ -78,7 +78,7 @@ func (k *visitor) visit(path string, status int, more ...string) string {
 	rq := &reqState{snap: k.o.cfg.Store.Load(), path: h.Path}
 	rq.v = decide.Route(rq.snap, &k.c.flow, &h, k.c.st.rnd.Uint32(), nil)
 	if m := rq.v.Matched; m != nil && m.Persistence != nil {
-		k.o.resume(k.c, rq, &h)
+		k.o.resumeSession(k.c, rq, &h)
 	}
 	if rq.v.Action != decide.Forward {
 		return fmt.Sprint(rq.v.Status)
@@ -90,7 +90,7 @@ func (k *visitor) visit(path string, status int, more ...string) string {
 	rq.endpoint = e
 	answer := httpmsg.Head{Status: status}
 	if m := rq.v.Matched; m != nil && m.Persistence != nil {
-		k.o.remember(rq, &answer)
+		k.o.setSessionToken(rq, &answer)
 	}
 	k.set = nil
 	for _, f := range answer.Fields {
@@ -353,10 +353,10 @@ func TestSessionCosts(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, func() {
 		*rq = reqState{snap: rq.snap, path: rq.path, scratch: rq.scratch[:0]}
 		rq.v = decide.Route(rq.snap, &k.c.flow, &h, k.c.st.rnd.Uint32(), nil)
-		k.o.resume(k.c, rq, &h)
+		k.o.resumeSession(k.c, rq, &h)
 		rq.endpoint = k.c.st.pick(k.c.pod, rq)
 		answer.Fields, answer.Status = answer.Fields[:0], 200
-		k.o.remember(rq, &answer)
+		k.o.setSessionToken(rq, &answer)
 		if len(answer.Fields) != 1 {
 			t.Fatal("no new cookie")
 		}

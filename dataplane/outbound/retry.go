@@ -73,30 +73,30 @@ func (o *Outbound) start(x *exchange.Exchange, c *conn, rq *reqState) {
 	}
 	if limit > 0 {
 		since := c.st.l.Now() - x.Start // it may have waited for a filter
-		c.st.l.Arm(&rq.whole, (*wholeLimit)(rq), max(0, int64(limit)-since))
+		c.st.l.Arm(&rq.whole, (*requestTimer)(rq), max(0, int64(limit)-since))
 	}
 }
 
 // tries begins an attempt's limit of time.
 func (rq *reqState) tries(l *engine.Loop) {
 	if m := rq.v.Matched; m != nil && m.Timeouts.Backend > 0 {
-		l.Arm(&rq.tryEnd, (*tryLimit)(rq), int64(m.Timeouts.Backend))
+		l.Arm(&rq.tryEnd, (*attemptTimer)(rq), int64(m.Timeouts.Backend))
 	}
 }
 
 // stop ends what runs on the request's timers, and its place among those that are sent again.
 func (rq *reqState) stop(st *loopState) {
-	rq.untimed(st)
+	rq.stopTimers(st)
 	if rq.wait.Armed() {
 		st.l.Disarm(&rq.wait)
 	}
-	rq.settled()
+	rq.releaseRetrySlot()
 	rq.x = nil
 }
 
-// unsent is called before an answer of ours: the request is not sent again any more, though
+// stopRetries is called before an answer of ours: the request is not sent again any more, though
 // the client may take its time to read the answer.
-func (rq *reqState) unsent(x *exchange.Exchange) {
+func (rq *reqState) stopRetries(x *exchange.Exchange) {
 	if rq.x == nil { // it is not for the hop, or not yet
 		return
 	}
@@ -108,11 +108,11 @@ func (rq *reqState) unsent(x *exchange.Exchange) {
 	if rq.tryEnd.Armed() {
 		st.l.Disarm(&rq.tryEnd)
 	}
-	rq.settled()
+	rq.releaseRetrySlot()
 }
 
-// untimed ends the limits of time of the request's rule.
-func (rq *reqState) untimed(st *loopState) {
+// stopTimers ends the limits of time of the request's rule.
+func (rq *reqState) stopTimers(st *loopState) {
 	if rq.whole.Armed() {
 		st.l.Disarm(&rq.whole)
 	}
@@ -121,17 +121,17 @@ func (rq *reqState) untimed(st *loopState) {
 	}
 }
 
-// settled gives back the request's place among those that are sent again.
-func (rq *reqState) settled() {
+// releaseRetrySlot gives back the request's place among those that are sent again.
+func (rq *reqState) releaseRetrySlot() {
 	if rq.retrying != nil {
 		rq.retrying.Settled()
 		rq.retrying = nil
 	}
 }
 
-// judge is called with each final answer, its outcome still in h; true: it is not
+// retryOnResponse is called with each final answer, its outcome still in h; true: it is not
 // wanted, and the request is sent again.
-func (o *Outbound) judge(x *exchange.Exchange, c *conn, rq *reqState, h *httpmsg.Head, v []byte) bool {
+func (o *Outbound) retryOnResponse(x *exchange.Exchange, c *conn, rq *reqState, h *httpmsg.Head, v []byte) bool {
 	// Nearly every answer is an application's, and none of those that are retried.
 	named := rq.names(h.Status)
 	if !named && !bytes.HasPrefix(v, codeNone) && !bytes.HasPrefix(v, codeUnavailable) {
@@ -158,7 +158,7 @@ func (o *Outbound) judge(x *exchange.Exchange, c *conn, rq *reqState, h *httpmsg
 	case !ok && none: // a proxy's, and of what happened to the request nothing is known
 		return false
 	}
-	return o.again(x, c, rq, false)
+	return o.scheduleRetry(x, c, rq, false)
 }
 
 var (
@@ -166,8 +166,8 @@ var (
 	codeUnavailable = []byte("503;")
 )
 
-// rejudge is called with each attempt that ended without an answer; true: the request is sent again.
-func (o *Outbound) rejudge(x *exchange.Exchange, c *conn, rq *reqState, code exchange.Code) bool {
+// retryOnFailure is called with each attempt that ended without an answer; true: the request is sent again.
+func (o *Outbound) retryOnFailure(x *exchange.Exchange, c *conn, rq *reqState, code exchange.Code) bool {
 	var none *mtls.NoCertificate
 	if errors.As(x.Cause, &none) { // trying elsewhere cannot mend that
 		return false
@@ -179,12 +179,12 @@ func (o *Outbound) rejudge(x *exchange.Exchange, c *conn, rq *reqState, code exc
 	}
 	// A peer that says at once that it took nothing wants it sent to another
 	// session, or another host, now (RFC 9113 6.8).
-	return out.retriable(x.Idempotent()) && o.again(x, c, rq, out.refused)
+	return out.retriable(x.Idempotent()) && o.scheduleRetry(x, c, rq, out.refused)
 }
 
-// again gives up the attempt under way and sends the request once more, to
+// scheduleRetry gives up the attempt under way and sends the request once more, to
 // another host if there is one, if it may be sent at all; at once: without waiting, the first time.
-func (o *Outbound) again(x *exchange.Exchange, c *conn, rq *reqState, atOnce bool) bool {
+func (o *Outbound) scheduleRetry(x *exchange.Exchange, c *conn, rq *reqState, atOnce bool) bool {
 	st := c.st
 	if rq.retries >= rq.limit() || !x.Replayable() {
 		return false
@@ -216,13 +216,13 @@ func (o *Outbound) again(x *exchange.Exchange, c *conn, rq *reqState, atOnce boo
 	if rq.tryEnd.Armed() {
 		st.l.Disarm(&rq.tryEnd)
 	}
-	x.Retire()
+	x.DiscardResponse()
 	x.Park()
 	if wait == 0 {
-		o.resend(x, c, rq)
+		o.sendNext(x, c, rq)
 		return true
 	}
-	st.l.Arm(&rq.wait, (*backoffEnd)(rq), int64(wait))
+	st.l.Arm(&rq.wait, (*backoffTimer)(rq), int64(wait))
 	return true
 }
 
@@ -233,9 +233,9 @@ func backoff(n int, rnd uint64) time.Duration {
 	return time.Duration(rnd % uint64(most))
 }
 
-// resend sends the request to another endpoint of those that there are by now, or, if all
+// sendNext sends the request to another endpoint of those that there are by now, or, if all
 // have been tried, to any.
-func (o *Outbound) resend(x *exchange.Exchange, c *conn, rq *reqState) {
+func (o *Outbound) sendNext(x *exchange.Exchange, c *conn, rq *reqState) {
 	x.Cause = nil
 	rq.renew(o.cfg.Store.Load())
 	e := c.st.pick(c.pod, rq)
@@ -248,18 +248,18 @@ func (o *Outbound) resend(x *exchange.Exchange, c *conn, rq *reqState) {
 
 func (rq *reqState) conn() *conn { return rq.x.Conn.(*engine.ConnInfo).User.(*conn) }
 
-// backoffEnd is a request as the task of its backoff.
-type backoffEnd reqState
+// backoffTimer is a request as the task of its backoff.
+type backoffTimer reqState
 
 // Run is reactor.Task.
-func (t *backoffEnd) Run() {
+func (t *backoffTimer) Run() {
 	rq := (*reqState)(t)
 	c := rq.conn()
-	c.o.resend(rq.x, c, rq)
+	c.o.sendNext(rq.x, c, rq)
 }
 
 // Fail is reactor.Task.
-func (t *backoffEnd) Fail(error) { (*reqState)(t).fault() }
+func (t *backoffTimer) Fail(error) { (*reqState)(t).fault() }
 
 // fault ends a request whose timer's task has failed.
 func (rq *reqState) fault() {
@@ -268,11 +268,11 @@ func (rq *reqState) fault() {
 	}
 }
 
-// wholeLimit is a request as the task of timeouts.request.
-type wholeLimit reqState
+// requestTimer is a request as the task of timeouts.request.
+type requestTimer reqState
 
 // Run is reactor.Task.
-func (t *wholeLimit) Run() {
+func (t *requestTimer) Run() {
 	rq := (*reqState)(t)
 	if rq.deadline {
 		v, _ := rq.x.Req.Get("grpc-timeout")
@@ -283,27 +283,27 @@ func (t *wholeLimit) Run() {
 }
 
 // Fail is reactor.Task.
-func (t *wholeLimit) Fail(error) { (*reqState)(t).fault() }
+func (t *requestTimer) Fail(error) { (*reqState)(t).fault() }
 
-// tryLimit is a request as the task of timeouts.backendRequest.
-type tryLimit reqState
+// attemptTimer is a request as the task of timeouts.backendRequest.
+type attemptTimer reqState
 
 // Run is reactor.Task. What ran out is tried again where the rule has a retry and the method may be
 // repeated (GEP-1731, decision 013), or where it names 504, for every method.
-func (t *tryLimit) Run() {
+func (t *attemptTimer) Run() {
 	rq := (*reqState)(t)
 	x, c := rq.x, rq.conn()
 	if !x.Answered() {
 		c.st.failed(x, rq, exchange.Timeout)
 	}
-	if !x.Answered() && (rq.names(504) || rq.retry() != nil && x.Idempotent()) && c.o.again(x, c, rq, false) {
+	if !x.Answered() && (rq.names(504) || rq.retry() != nil && x.Idempotent()) && c.o.scheduleRetry(x, c, rq, false) {
 		return
 	}
 	rq.ruleTimedOut(causeTryTimeout, "timeouts.backendRequest", rq.v.Matched.Timeouts.Backend)
 }
 
 // Fail is reactor.Task.
-func (t *tryLimit) Fail(error) { (*reqState)(t).fault() }
+func (t *attemptTimer) Fail(error) { (*reqState)(t).fault() }
 
 // ruleTimedOut is timedOut for a limit of the request's rule.
 func (rq *reqState) ruleTimedOut(cause, field string, limit time.Duration) {
@@ -314,14 +314,14 @@ func (rq *reqState) ruleTimedOut(cause, field string, limit time.Duration) {
 func (o *Outbound) timedOut(x *exchange.Exchange, rq *reqState, cause, text string) {
 	rq.cause = cause
 	if x.Answered() {
-		if x.Cut != nil {
-			x.Cut = []httpmsg.Field{{Name: hdrGRPCStatus, Value: []byte("4")}, {Name: hdrGRPCMessage, Value: httpmsg.GRPCMessage(text)}}
+		if x.AbortTrailers != nil {
+			x.AbortTrailers = []httpmsg.Field{{Name: hdrGRPCStatus, Value: []byte("4")}, {Name: hdrGRPCMessage, Value: httpmsg.GRPCMessage(text)}}
 		}
 		x.Abort(exchange.Timeout)
 		return
 	}
 	rq.conn().st.failed(x, rq, exchange.Timeout)
-	x.Retire()
+	x.DiscardResponse()
 	o.reply(x, 504, "", text, 4)
 }
 
@@ -333,14 +333,14 @@ var cutTrailers = []httpmsg.Field{
 
 // accepted is called with an answer that goes down.
 func (rq *reqState) accepted(x *exchange.Exchange, c *conn, h *httpmsg.Head) {
-	rq.settled()
+	rq.releaseRetrySlot()
 	if h.Status == 101 { // an open tunnel has no end that a limit could wait for
-		rq.untimed(c.st)
+		rq.stopTimers(c.st)
 		rq.try.tunnelled()
 	}
 	if rq.grpc && c.flow.Sniff == model.SniffH2C && h.Status == 200 {
 		if ct, _ := h.Get("content-type"); httpmsg.IsGRPC(ct) {
-			x.Cut = cutTrailers
+			x.AbortTrailers = cutTrailers
 		}
 	}
 }

@@ -60,13 +60,13 @@ func TestRetryCosts(t *testing.T) {
 		x.Forward(silent{})
 		x.RequestData(body, true)
 		if again {
-			if !o.judge(x, c, rq, busy, busy.Fields[0].Value) || !rq.wait.Armed() || rq.tryEnd.Armed() || rq.retrying == nil {
+			if !o.retryOnResponse(x, c, rq, busy, busy.Fields[0].Value) || !rq.wait.Armed() || rq.tryEnd.Armed() || rq.retrying == nil {
 				t.Fatal("not sent again")
 			}
 			rq.tries(l)
 			x.Forward(silent{})
 		}
-		if o.judge(x, c, rq, ok, ok.Fields[0].Value) {
+		if o.retryOnResponse(x, c, rq, ok, ok.Fields[0].Value) {
 			t.Fatal("sent again")
 		}
 		rq.accepted(x, c, ok)
@@ -101,7 +101,7 @@ func TestRefusedIsNotBounded(t *testing.T) {
 			rq.v.Backend, rq.v.Set = &snapshot.Backend{Name: "shop/cart:8080"}, snapshot.NewEndpointSet(nil)
 			x.Forward(silent{})
 			want := code == exchange.Refused || i < balance.MaxRetrying
-			if got := o.rejudge(x, info.User.(*conn), rq, code); got != want {
+			if got := o.retryOnFailure(x, info.User.(*conn), rq, code); got != want {
 				t.Fatalf("%s %d: sent again %v", code, i, got)
 			}
 			if code == exchange.Refused && !x.Answered() {

@@ -8,23 +8,23 @@ import (
 	"aether/dataplane/snapshot"
 )
 
-// place is a port of an endpoint, as sessions and connections know it.
-type place struct {
+// endpointID is a port of an endpoint, as sessions and connections know it.
+type endpointID struct {
 	addr netip.AddrPort
 	port uint16
 	pin  string // "": whoever it is
 }
 
-// departures are the places that are not what they were.
-type departures struct{ gone, sick map[place]struct{} }
+// endpointChanges are the places that are not what they were.
+type endpointChanges struct{ gone, sick map[endpointID]struct{} }
 
-// Swept takes in what snap says of endpoints that are in use: sessions and raw-TCP
+// OnSnapshot takes in what snap says of endpoints that are in use: sessions and raw-TCP
 // connections to one that is not there any more, or is unhealthy, or is somebody else, are
 // closed at once; those to one that drains are left alone (contract 5.5). Only requests
 // that are under way at one that is not there any more have a moment to end (decision 029). It looks at what differs
 // from the snapshot of the last call, so it is to be told of each that is in force, in
 // order. Safe for concurrent use.
-func (o *Outbound) Swept(snap *snapshot.Snapshot) {
+func (o *Outbound) OnSnapshot(snap *snapshot.Snapshot) {
 	o.sweep.Lock()
 	defer o.sweep.Unlock() // loops are told in order, too
 	before := o.swept
@@ -32,16 +32,16 @@ func (o *Outbound) Swept(snap *snapshot.Snapshot) {
 	if before == nil {
 		return // nothing is in use
 	}
-	d := departed(before, snap)
+	d := removedEndpoints(before, snap)
 	if len(d.gone)+len(d.sick) == 0 {
 		return
 	}
 	o.loops.Each(func(st *loopState) {
 		for k, h := range st.hops {
-			if err := d.judge(k); err != nil {
+			if err := d.causeOf(k); err != nil {
 				delete(st.hops, k)
 				h.gone = true
-				if d.left(k) {
+				if d.hasLeft(k) {
 					h.hop.Leave(err)
 				} else {
 					h.hop.Close(err)
@@ -50,20 +50,20 @@ func (o *Outbound) Swept(snap *snapshot.Snapshot) {
 		}
 		for _, u := range st.pods {
 			for r := range u.raw {
-				if err := d.judge(r.key); err != nil {
+				if err := d.causeOf(r.key); err != nil {
 					r.cut(err)
 				}
 			}
 		}
 		st.forget(func(dest *balance.Dest, h *balance.Host) bool {
-			_, gone := d.gone[place{addr: h.Addr, port: dest.Port}]
+			_, gone := d.gone[endpointID{addr: h.Addr, port: dest.Port}]
 			return gone
 		})
 	})
 }
 
-func (d *departures) judge(k hopKey) error {
-	p := place{k.addr, k.port, k.pin}
+func (d *endpointChanges) causeOf(k hopKey) error {
+	p := endpointID{k.addr, k.port, k.pin}
 	if _, gone := d.gone[p]; gone {
 		return errEndpointGone
 	}
@@ -73,21 +73,21 @@ func (d *departures) judge(k hopKey) error {
 	return nil
 }
 
-// left reports whether nobody is at k's place any more, so that it is not somebody else's.
-func (d *departures) left(k hopKey) bool {
-	_, left := d.gone[place{addr: k.addr, port: k.port}]
+// hasLeft reports whether nobody is at k's place any more, so that it is not somebody else's.
+func (d *endpointChanges) hasLeft(k hopKey) bool {
+	_, left := d.gone[endpointID{addr: k.addr, port: k.port}]
 	return left
 }
 
-// departed works out what of before is not, or is unhealthy, in now. It costs what
+// removedEndpoints works out what of before is not, or is unhealthy, in now. It costs what
 // differs, and a look at each endpoint if one has gone.
-func departed(before, now *snapshot.Snapshot) departures {
-	d := departures{map[place]struct{}{}, map[place]struct{}{}}
+func removedEndpoints(before, now *snapshot.Snapshot) endpointChanges {
+	d := endpointChanges{map[endpointID]struct{}{}, map[endpointID]struct{}{}}
 	sick := func(port uint16, set *snapshot.EndpointSet) {
 		for _, e := range set.All() {
 			if e.Health == model.Unhealthy {
-				d.sick[place{e.Addr, port, e.SPIFFEID}] = struct{}{}
-				d.sick[place{addr: e.Addr, port: port}] = struct{}{}
+				d.sick[endpointID{e.Addr, port, e.SPIFFEID}] = struct{}{}
+				d.sick[endpointID{addr: e.Addr, port: port}] = struct{}{}
 			}
 		}
 	}
@@ -104,10 +104,10 @@ func departed(before, now *snapshot.Snapshot) departures {
 		for _, e := range was.All() {
 			i := is.Find(e.Addr)
 			if i < 0 {
-				d.gone[place{addr: e.Addr, port: b.Port}] = struct{}{}
+				d.gone[endpointID{addr: e.Addr, port: b.Port}] = struct{}{}
 			}
 			if i < 0 || is.At(i).SPIFFEID != e.SPIFFEID {
-				d.gone[place{e.Addr, b.Port, e.SPIFFEID}] = struct{}{}
+				d.gone[endpointID{e.Addr, b.Port, e.SPIFFEID}] = struct{}{}
 				ports[b.Port] = struct{}{}
 			}
 		}
@@ -127,7 +127,7 @@ func departed(before, now *snapshot.Snapshot) departures {
 			continue
 		}
 		for _, e := range now.Endpoints(b).All() {
-			any := place{addr: e.Addr, port: b.Port}
+			any := endpointID{addr: e.Addr, port: b.Port}
 			delete(d.gone, any)
 			any.pin = e.SPIFFEID
 			delete(d.gone, any)

@@ -67,11 +67,11 @@ func TestDeparted(t *testing.T) {
 			}
 		}
 		now, _ := x.Update()
-		d := departed(before, now)
-		there := map[place]struct{ well, sick bool }{} // by its rows, which may be of several services
+		d := removedEndpoints(before, now)
+		there := map[endpointID]struct{ well, sick bool }{} // by its rows, which may be of several services
 		for _, b := range now.Backends() {
 			for _, e := range now.Endpoints(b).All() {
-				p := place{e.Addr, b.Port, e.SPIFFEID}
+				p := endpointID{e.Addr, b.Port, e.SPIFFEID}
 				is := there[p]
 				is.well, is.sick = is.well || e.Health != model.Unhealthy, is.sick || e.Health == model.Unhealthy
 				there[p] = is
@@ -80,7 +80,7 @@ func TestDeparted(t *testing.T) {
 		for _, b := range before.Backends() {
 			for _, e := range before.Endpoints(b).All() {
 				var want error
-				switch is, ok := there[place{e.Addr, b.Port, e.SPIFFEID}]; {
+				switch is, ok := there[endpointID{e.Addr, b.Port, e.SPIFFEID}]; {
 				case !ok:
 					want = errEndpointGone
 				case is.sick && is.well:
@@ -90,7 +90,7 @@ func TestDeparted(t *testing.T) {
 				case is.sick:
 					continue // it was closed before, or not: all the same
 				}
-				if got := d.judge(hopKey{addr: e.Addr, port: b.Port, pin: e.SPIFFEID}); got != want {
+				if got := d.causeOf(hopKey{addr: e.Addr, port: b.Port, pin: e.SPIFFEID}); got != want {
 					t.Fatalf("%s %+v: %v, want %v", b.Name, e, got, want)
 				}
 				judged[want]++
@@ -127,7 +127,7 @@ func BenchmarkDeparted(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				sweptSink = departed(before, now)
+				sweptSink = removedEndpoints(before, now)
 			}
 		})
 		x.SetEndpoints(row.Service, []model.Endpoint{row})
@@ -135,7 +135,7 @@ func BenchmarkDeparted(b *testing.B) {
 	}
 }
 
-var sweptSink departures
+var sweptSink endpointChanges
 
 func modelAddr(i, k int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, byte(k), byte(i >> 8), byte(i)})

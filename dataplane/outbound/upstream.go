@@ -51,7 +51,7 @@ type hopKey struct {
 	near string // container of a pod of this node that is met in process; "": the hop is taken
 }
 
-// hop carries requests to an endpoint: engine.Hop, or in process engine.Near.
+// hop carries requests to an endpoint: engine.Hop, or in process engine.InProcess.
 type hop interface {
 	Send(*exchange.Exchange)
 	Open() int
@@ -278,8 +278,8 @@ func (st *loopState) failed(x *exchange.Exchange, rq *reqState, code exchange.Co
 // blame counts against the endpoint what was not our own doing.
 func (st *loopState) blame(p *Pod, rq *reqState, a *attempt, code exchange.Code, cause error) {
 	now := st.l.Now()
-	switch whose(code, cause) {
-	case theirs:
+	switch attribute(code, cause) {
+	case upstreamFault:
 		if a.dest.Failed(a.host, now, a.took(now), st.l.Iteration(), rq.snap.Endpoints(rq.v.Backend).Len()) {
 			st.ejected(p, a)
 		}
@@ -291,29 +291,29 @@ func (st *loopState) blame(p *Pod, rq *reqState, a *attempt, code exchange.Code,
 type fault uint8
 
 const (
-	nobodys fault = iota
-	theirs
+	noFault fault = iota
+	upstreamFault
 	refusal // it took nothing, and said so
 )
 
-// whose fault is it that there was no answer.
-func whose(code exchange.Code, cause error) fault {
+// attribute fault is it that there was no answer.
+func attribute(code exchange.Code, cause error) fault {
 	switch {
 	case errors.Is(cause, engine.ErrHopFull), errors.Is(cause, engine.ErrNoTunnel), errors.Is(cause, errEndpointGone), errors.Is(cause, errEndpointUnhealthy),
 		errors.Is(cause, errRevoked), errors.Is(cause, engine.ErrExpired):
-		return nobodys
+		return noFault
 	case code == exchange.Refused, code == exchange.Unsent:
 		return refusal
 	case code == exchange.Internal, code == exchange.Cancel, code == exchange.NoError:
-		return nobodys
-	case code == exchange.Connect && ours(cause):
-		return nobodys
+		return noFault
+	case code == exchange.Connect && localFault(cause):
+		return noFault
 	}
-	return theirs
+	return upstreamFault
 }
 
-// ours reports whether a hop was not made for reasons of this node's or pod's.
-func ours(err error) bool {
+// localFault reports whether a hop was not made for reasons of this node's or pod's.
+func localFault(err error) bool {
 	switch meshhop.ReasonOf(err) {
 	case meshhop.ReasonNoCertificate, meshhop.ReasonBusy, meshhop.ReasonCancelled, meshhop.ReasonFiles, meshhop.ReasonPorts:
 		return true
@@ -426,7 +426,7 @@ func (st *loopState) makeHop(p *Pod, rq *reqState, e *snapshot.Endpoint, near st
 	if h := st.hops[k]; h != nil {
 		return h, nil
 	}
-	// Swept has done with what was there at its time: of an older world no hop is made any more.
+	// OnSnapshot has ended what was there at its time: of an older snapshot no hop is made any more.
 	if now := st.o.cfg.Store.Load(); now != rq.snap && !lives(now, b, e) {
 		return nil, errEndpointGone
 	}
@@ -436,8 +436,8 @@ func (st *loopState) makeHop(p *Pod, rq *reqState, e *snapshot.Endpoint, near st
 	}
 	mk := meshhop.Key{Pod: p.Container, Source: p.ID, Endpoint: e.Addr, SNI: b.SNI, Proto: meshhop.H2, Pin: pin}
 	if near != "" {
-		if n := st.o.neighbour(near); n != nil && n.Local().ID == pin {
-			return st.makeNear(k, mk, n), nil
+		if n := st.o.localDestination(near); n != nil && n.Local().ID == pin {
+			return st.newInProcess(k, mk, n), nil
 		}
 		// Not served here yet, or somebody else by now: whoever has the address answers for himself.
 		if k.near = ""; st.hops[k] != nil {

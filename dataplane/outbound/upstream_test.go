@@ -109,12 +109,12 @@ func TestAttempts(t *testing.T) {
 		"its answer broke off": {func(x *exchange.Exchange, rq *reqState) {
 			k.st.answered(x, rq, &httpmsg.Head{Status: 200})
 			x.ResponseHead(&httpmsg.Head{Status: 200}, false)
-			x.ResponseGone(exchange.Closed)
+			x.UpstreamClosed(exchange.Closed)
 		}, true},
 		"its stream was silent for too long": {func(x *exchange.Exchange, rq *reqState) {
 			k.st.answered(x, rq, &httpmsg.Head{Status: 200})
 			x.ResponseHead(&httpmsg.Head{Status: 200}, false)
-			x.ResponseGone(exchange.Timeout)
+			x.UpstreamClosed(exchange.Timeout)
 		}, false},
 	} {
 		x, rq, _ := k.request(t)
@@ -142,24 +142,24 @@ func TestWhose(t *testing.T) {
 		cause error
 		want  fault
 	}{
-		{exchange.Closed, nil, theirs},
-		{exchange.Closed, engine.ErrSilent, theirs},
-		{exchange.Protocol, nil, theirs},
-		{exchange.Timeout, nil, theirs},
+		{exchange.Closed, nil, upstreamFault},
+		{exchange.Closed, engine.ErrSilent, upstreamFault},
+		{exchange.Protocol, nil, upstreamFault},
+		{exchange.Timeout, nil, upstreamFault},
 		{exchange.Refused, nil, refusal},
-		{exchange.Refused, engine.ErrHopFull, nobodys},
-		{exchange.Closed, errEndpointGone, nobodys},
-		{exchange.Connect, errEndpointUnhealthy, nobodys},
-		{exchange.Connect, &meshhop.Connect{Err: errors.New("refused")}, theirs},
-		{exchange.Connect, fmt.Errorf("handshake: %w", context.DeadlineExceeded), theirs},
-		{exchange.Connect, &mtls.WrongPeer{}, theirs},
-		{exchange.Connect, &mtls.NoCertificate{}, nobodys},
-		{exchange.Connect, &meshhop.Busy{}, nobodys},
-		{exchange.Connect, context.Canceled, nobodys},
-		{exchange.Cancel, nil, nobodys},
-		{exchange.Internal, nil, nobodys},
+		{exchange.Refused, engine.ErrHopFull, noFault},
+		{exchange.Closed, errEndpointGone, noFault},
+		{exchange.Connect, errEndpointUnhealthy, noFault},
+		{exchange.Connect, &meshhop.Connect{Err: errors.New("refused")}, upstreamFault},
+		{exchange.Connect, fmt.Errorf("handshake: %w", context.DeadlineExceeded), upstreamFault},
+		{exchange.Connect, &mtls.WrongPeer{}, upstreamFault},
+		{exchange.Connect, &mtls.NoCertificate{}, noFault},
+		{exchange.Connect, &meshhop.Busy{}, noFault},
+		{exchange.Connect, context.Canceled, noFault},
+		{exchange.Cancel, nil, noFault},
+		{exchange.Internal, nil, noFault},
 	} {
-		if got := whose(tt.code, tt.cause); got != tt.want {
+		if got := attribute(tt.code, tt.cause); got != tt.want {
 			t.Errorf("%v, %v: %d, want %d", tt.code, tt.cause, got, tt.want)
 		}
 	}

@@ -83,7 +83,7 @@ func TestRenew(t *testing.T) {
 	}
 }
 
-// TestNoHopToWhoHasGone: a hop is not made to what the world in force does not have, for Swept, which
+// TestNoHopToWhoHasGone: a hop is not made to what the snapshot in force does not have, for OnSnapshot, which
 // would close it, has been there.
 func TestNoHopToWhoHasGone(t *testing.T) {
 	k := newCaller(t, 1, nil)
@@ -120,11 +120,11 @@ func TestNotSentAfterItsAnswer(t *testing.T) {
 	k.o.start(x, k.c, rq)
 	busy := &httpmsg.Head{Status: 503, Fields: []httpmsg.Field{{Name: []byte("x-aether-outcome"), Value: []byte("503;-;POST;via_upstream")}}}
 	x.Forward(silent{})
-	if !k.o.judge(x, k.c, rq, busy, busy.Fields[0].Value) || !rq.wait.Armed() {
+	if !k.o.retryOnResponse(x, k.c, rq, busy, busy.Fields[0].Value) || !rq.wait.Armed() {
 		t.Fatal("it does not wait to be sent again")
 	}
 	d := rq.retrying
-	(*wholeLimit)(rq).Run()
+	(*requestTimer)(rq).Run()
 	if down.status != 504 || x.Over() {
 		t.Fatalf("%d, over %v: want a client that has not read 504", down.status, x.Over())
 	}
@@ -166,7 +166,7 @@ func TestCutIsNoConnect(t *testing.T) {
 			x.Forward(silent{})
 		}
 		x.Cause = tt.why
-		x.ResponseGone(tt.code)
+		x.UpstreamClosed(tt.code)
 		if down.status != 503 || rq.cause != tt.cause || string(down.text) != tt.text {
 			t.Errorf("%+v: %d, cause %q, %q", tt, down.status, rq.cause, down.text)
 		}
@@ -206,7 +206,7 @@ func TestNamedCodes(t *testing.T) {
 			h.Add([]byte("x-aether-outcome"), []byte(o))
 		}
 		v, _ := h.Get("x-aether-outcome")
-		if got := k.o.judge(x, k.c, rq, h, v); got != tt.want {
+		if got := k.o.retryOnResponse(x, k.c, rq, h, v); got != tt.want {
 			t.Errorf("%d %q: sent again %v", tt.status, tt.outcomes, got)
 		}
 	}

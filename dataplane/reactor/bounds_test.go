@@ -38,7 +38,7 @@ func TestCrowdThatPutsOff(t *testing.T) {
 			for range crowd {
 				peers = append(peers, add(&fake{event: func(uint32) {
 					if told++; tt.putOff {
-						l.PutOff()
+						l.CountDeferred()
 					}
 				}}))
 			}
@@ -72,7 +72,7 @@ func TestCrowdHasAnEnd(t *testing.T) {
 		defer unix.Close(fd)
 		defer unix.Close(peer)
 		// Level-triggered: it is ready again at once.
-		if err := l.Register(fd, &fake{event: func(uint32) { told++; l.PutOff() }}, unix.EPOLLIN); err != nil {
+		if err := l.Register(fd, &fake{event: func(uint32) { told++; l.CountDeferred() }}, unix.EPOLLIN); err != nil {
 			t.Fatal(err)
 		}
 		unix.Write(peer, []byte("x"))
@@ -104,7 +104,7 @@ func TestFullMailbox(t *testing.T) {
 			_ = l.Post(func() { ran = append(ran, n) }) // comes last
 		}
 	}
-	_ = l.Post(func() { ran = append(ran, n+1) }) // and the bell still rings
+	_ = l.Post(func() { ran = append(ran, n+1) }) // and the wakeup still works
 	l.iterate(true)
 	for i, got := range ran {
 		if got != i {

@@ -23,7 +23,7 @@ func TestThreadRules(t *testing.T) {
 	defer unix.Close(peer)
 	var timer Timer
 	src := &fake{fail: func(error) {
-		l.Forget(fd)
+		l.Unregister(fd)
 		unix.Close(fd)
 	}}
 	if err := l.Register(fd, src, Stream); err != nil { // nothing runs yet: whoever made the loop may
@@ -65,7 +65,7 @@ func TestThreadRules(t *testing.T) {
 		{"Pending", func() { l.Pending(fd) }},
 		{"Detach", func() { _ = l.Detach(fd) }},
 		{"Register", func() { _ = l.Register(fd, src, Stream) }},
-		{"Forget", func() { l.Forget(-1) }},
+		{"Forget", func() { l.Unregister(-1) }},
 	} {
 		known[tt.name] = true
 		cause, _ := panicked(tt.call).(string)

@@ -140,7 +140,7 @@ type Loop struct {
 
 	mu     sync.Mutex
 	mail   []func() // guarded by mu
-	rung   bool     // the bell has been rung since mail was last taken; guarded by mu
+	rung   bool     // the wakeup has been written since mail was last taken; guarded by mu
 	dead   bool     // nothing is taken any more, and efd is closed; guarded by mu
 	mail2  []func() // taken, and run up to taken
 	taken  int
@@ -199,7 +199,7 @@ func New(cfg Config) (*Loop, error) {
 	l.now = cfg.Now()
 	l.wheel.init(l.now, slotShift)
 	l.fine.init(l.now, fineShift)
-	if err := l.Register(l.efd, (*bell)(l), unix.EPOLLIN|unix.EPOLLET); err != nil {
+	if err := l.Register(l.efd, (*wakeup)(l), unix.EPOLLIN|unix.EPOLLET); err != nil {
 		unix.Close(l.ep)
 		unix.Close(l.efd)
 		return nil, err
@@ -207,17 +207,17 @@ func New(cfg Config) (*Loop, error) {
 	return l, nil
 }
 
-// bell is the mailbox's eventfd as a source.
-type bell Loop
+// wakeup is the mailbox's eventfd as a source.
+type wakeup Loop
 
-func (b *bell) Event(uint32) { // edge-triggered: the count need not be read to be told again
+func (b *wakeup) Event(uint32) { // edge-triggered: the count need not be read to be told again
 	if l := (*Loop)(b); !l.behind {
 		l.takeMail()
 	}
 }
 
 // Run is Task: the rest of a full mailbox.
-func (b *bell) Run() {
+func (b *wakeup) Run() {
 	l := (*Loop)(b)
 	l.behind = false
 	l.takeMail()
@@ -225,14 +225,14 @@ func (b *bell) Run() {
 		return
 	}
 	l.mu.Lock()
-	more := len(l.mail) > 0 // for which the bell may have rung unheard
+	more := len(l.mail) > 0 // for which the wakeup may have been written unread
 	l.mu.Unlock()
 	if more {
 		l.mailLater()
 	}
 }
 
-func (b *bell) Fail(error) {}
+func (b *wakeup) Fail(error) {}
 
 // Register adds fd with its source; mask stays for the fd's life. On the loop only.
 func (l *Loop) Register(fd int, s Source, mask uint32) error {
@@ -257,8 +257,8 @@ func (l *Loop) Replace(fd int, s Source) {
 	l.tab[fd].src = s
 }
 
-// Forget drops fd's source; the caller closes fd next (which leaves epoll by itself) .
-func (l *Loop) Forget(fd int) {
+// Unregister drops fd's source; the caller closes fd next (which leaves epoll by itself) .
+func (l *Loop) Unregister(fd int) {
 	l.owner.check("Forget")
 	if fd >= 0 && fd < len(l.tab) && l.tab[fd].src != nil {
 		l.tab[fd].src = nil
@@ -269,7 +269,7 @@ func (l *Loop) Forget(fd int) {
 
 // Detach drops fd's source and takes fd out of epoll: for a socket that lives on elsewhere.
 func (l *Loop) Detach(fd int) error {
-	l.Forget(fd)
+	l.Unregister(fd)
 	if err := unix.EpollCtl(l.ep, unix.EPOLL_CTL_DEL, fd, nil); err != nil {
 		return fmt.Errorf("reactor: epoll del %d: %w", fd, err)
 	}
@@ -290,11 +290,11 @@ func (l *Loop) Later(t Task) {
 	l.tasks = append(l.tasks, t)
 }
 
-// PutOff tells that the event being delivered was only noted: its source goes on
+// CountDeferred tells that the event being delivered was only noted: its source goes on
 // with it later. An iteration looks for further events as long as it has handled
 // fewer than one wait gives, so that a crowd of sources which may do nothing now
 // does not stand before those that may.
-func (l *Loop) PutOff() {
+func (l *Loop) CountDeferred() {
 	l.owner.check("PutOff")
 	l.putOff++
 }
@@ -340,13 +340,13 @@ func (l *Loop) Post(f func()) error {
 	l.mail = append(l.mail, f)
 	if !l.rung { // under the lock: efd may be another's the moment the loop has ended
 		l.rung = true
-		l.ring()
+		l.wakeUp()
 	}
 	return nil
 }
 
-// ring wakes the loop; mu is held.
-func (l *Loop) ring() {
+// wakeUp wakes the loop; mu is held.
+func (l *Loop) wakeUp() {
 	one := [8]byte{1}
 	for {
 		// A full counter already wakes the loop.
@@ -378,10 +378,10 @@ func (l *Loop) takeMail() {
 	}
 }
 
-// mailLater goes on in the next iteration; until then the bell is not listened to.
+// mailLater goes on in the next iteration; until then the wakeup is not read.
 func (l *Loop) mailLater() {
 	l.behind = true
-	l.Later((*bell)(l))
+	l.Later((*wakeup)(l))
 }
 
 // Stop ends Run after the running iteration. Safe from any goroutine.
@@ -409,7 +409,7 @@ func (l *Loop) Run() {
 	l.dead = true
 	q := append(l.mail2[l.taken:], l.mail...)
 	l.mail, l.mail2, l.taken = nil, nil, 0
-	l.Forget(l.efd)
+	l.Unregister(l.efd)
 	unix.Close(l.efd)
 	l.efd = -1
 	l.mu.Unlock()

@@ -217,7 +217,7 @@ func TestStop(t *testing.T) {
 			if !errors.Is(err, ErrClosed) {
 				t.Errorf("%s: %v", name, err)
 			}
-			l.Forget(fd)
+			l.Unregister(fd)
 			unix.Close(fd)
 			unix.Close(peer)
 			if heirs > 0 {
@@ -335,7 +335,7 @@ func TestStaleEvents(t *testing.T) {
 			if told++; told > 1 {
 				return
 			}
-			l.Forget(other)
+			l.Unregister(other)
 			if err := unix.Dup3(fresh, other, unix.O_CLOEXEC); err != nil { // closes other and takes its number
 				t.Error(err)
 			}
@@ -415,7 +415,7 @@ func TestReplaceAndDetach(t *testing.T) {
 	}
 	unix.Write(peer, []byte("x"))
 	l.iterate(false)
-	if b != 1 || l.Stats().Registered != 1 { // the bell
+	if b != 1 || l.Stats().Registered != 1 { // the wakeup
 		t.Errorf("%d events, %d registered", b, l.Stats().Registered)
 	}
 }

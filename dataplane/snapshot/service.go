@@ -62,7 +62,7 @@ type Service struct {
 	// yet. What would be forwarded waits for them (contract 4.6).
 	Await bool
 	// TLS are the TLSRoutes' server names, most specific first (contract 4.2 step 1).
-	TLS []TLSArm
+	TLS []SNIMatch
 	// Raw is the service's default TCP port, which :18082 spells (contract
 	// 4.2); nil: it has no TCP port.
 	Raw *Backend
@@ -138,11 +138,11 @@ type Split struct {
 	WeightSum uint64
 }
 
-// TLSArm is one server name of a TLSRoute rule. It is in force on the ports that
+// SNIMatch is one server name of a TLSRoute rule. It is in force on the ports that
 // the service does not serve as HTTP, and not on 18081 if it serves any. For a
 // caller in whose namespace any arm of the port is, the producer's (no Caller)
 // are not in force (GEP-1426).
-type TLSArm struct {
+type SNIMatch struct {
 	Port   uint16 // 0: every such port
 	Caller string // not empty: a consumer's, for callers of this namespace only
 	Name   string // lower case; where Below, the part behind "*", as ".example.com"; empty: every name
@@ -162,11 +162,11 @@ type Backend struct {
 	Texts   *Texts // of its service
 }
 
-// Program is the rules of the routes attached to one port, one arm a match, in
+// Program is the rules of the routes attached to one port, one Match each, in
 // the order of Gateway API precedence (contract 10.3). The first arm that
 // matches decides; if none does it is the port's Self, or 404 where Strict.
 type Program struct {
-	Arms    []Arm
+	Arms    []Match
 	Strict  bool   // routeSemantics GatewayAPI
 	Policy  bool   // a rule of it carries policy, or cannot be honoured and may have been meant to
 	Invalid string // not empty: the body of the 500 that every request gets
@@ -175,8 +175,8 @@ type Program struct {
 	MaxText int
 }
 
-// Arm is one match of one rule.
-type Arm struct {
+// Match is one match of one rule.
+type Match struct {
 	PathKind model.PathKind
 	Path     string         // without a trailing slash where PathKind is a prefix; "" matches everything then
 	Regex    *regexp.Regexp // anchored; of PathRegex
@@ -203,12 +203,12 @@ type ValueMatch struct {
 
 // Rule is what a matching request gets. Immutable.
 type Rule struct {
-	Name        string     // "HTTPRoute shop/cart rule 1", with the rule's own name in brackets; "" of a port's Self
-	GRPC        bool       // it is a GRPCRoute's
-	Invalid     string     // not empty: the body of the 500 that every request gets
-	Pipe        *Pipe      // never nil; what backends add is in their own
-	Backends    []Weighted // empty: the port the request asked for, or Pipe.Redirect answers
-	WeightSum   uint64     // over Backends; 0 with Backends: every request gets 503
+	Name        string       // "HTTPRoute shop/cart rule 1", with the rule's own name in brackets; "" of a port's Self
+	GRPC        bool         // it is a GRPCRoute's
+	Invalid     string       // not empty: the body of the 500 that every request gets
+	Pipe        *FilterChain // never nil; what backends add is in their own
+	Backends    []Weighted   // empty: the port the request asked for, or FilterChain.Redirect answers
+	WeightSum   uint64       // over Backends; 0 with Backends: every request gets 503
 	Timeouts    model.Timeouts
 	Retry       *model.Retry
 	Persistence *model.Persistence
@@ -218,15 +218,15 @@ type Rule struct {
 type Weighted struct {
 	Upto    uint64 // end of its share: sum of the weights up to and with its own
 	Backend *Backend
-	Invalid string // not empty: the body of the 500 that its share gets
-	Pipe    *Pipe  // the rule's with the backend's own filters; nil in a Split
+	Invalid string       // not empty: the body of the 500 that its share gets
+	Pipe    *FilterChain // the rule's with the backend's own filters; nil in a Split
 }
 
-// Pipe is all that is done to a request and its answer, levels in order: the
+// FilterChain is all that is done to a request and its answer, levels in order: the
 // rule's filters, the backend's, then the service's own (contract 10.7). What
 // is decided comes first: RBAC, Authz, CORS preflight, Redirect; then the edits.
-// A nil *Pipe does nothing. Immutable.
-type Pipe struct {
+// A nil *FilterChain does nothing. Immutable.
+type FilterChain struct {
 	RBAC      []RBAC     // all must allow
 	Authz     *Authz     // nil: nobody is asked
 	Selectors []Selector // fields that select a subset, beside x-aether-subset-*
@@ -241,7 +241,7 @@ type Pipe struct {
 
 // Policy reports whether access is decided in p: what spellings of a path must
 // not be able to walk around.
-func (p *Pipe) Policy() bool {
+func (p *FilterChain) Policy() bool {
 	if p == nil {
 		return false
 	}
@@ -359,7 +359,7 @@ type Workload struct {
 	Ports       []model.Port // ascending; the pod's own declaration, not the service's majority
 	Capture     model.Capture
 	Upstreams   []model.ServiceName
-	Inbound     *Pipe         // what inbound filters of its service do: RBAC and Authz only; nil: nothing
+	Inbound     *FilterChain  // what inbound filters of its service do: RBAC and Authz only; nil: nothing
 	Socket      *model.Socket // where it is delivered to, but for what SocketOf says; nil: 127.0.0.1, by the port's number
 	Rule        string        // "Pod shop/cart-1"
 }

@@ -264,15 +264,15 @@ func TestApply(t *testing.T) {
 // TestPolicy: what counts as a decision over access.
 func TestPolicy(t *testing.T) {
 	for _, tt := range []struct {
-		pipe *snapshot.Pipe
+		pipe *snapshot.FilterChain
 		want bool
 	}{
 		{nil, false},
-		{&snapshot.Pipe{}, false},
-		{&snapshot.Pipe{CORS: &snapshot.CORS{}, Selectors: make([]snapshot.Selector, 1)}, false},
-		{&snapshot.Pipe{RBAC: []snapshot.RBAC{{Audit: true}}}, false},
-		{&snapshot.Pipe{RBAC: []snapshot.RBAC{{Audit: true}, {Deny: true}}}, true},
-		{&snapshot.Pipe{Authz: &snapshot.Authz{}}, true},
+		{&snapshot.FilterChain{}, false},
+		{&snapshot.FilterChain{CORS: &snapshot.CORS{}, Selectors: make([]snapshot.Selector, 1)}, false},
+		{&snapshot.FilterChain{RBAC: []snapshot.RBAC{{Audit: true}}}, false},
+		{&snapshot.FilterChain{RBAC: []snapshot.RBAC{{Audit: true}, {Deny: true}}}, true},
+		{&snapshot.FilterChain{Authz: &snapshot.Authz{}}, true},
 	} {
 		if got := tt.pipe.Policy(); got != tt.want {
 			t.Errorf("%+v: %v", tt.pipe, got)

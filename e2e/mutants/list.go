@@ -96,8 +96,8 @@ var All = []Mutant{
 	{
 		Property: "the older route goes first",
 		File:     "controlplane/compile/routes.go",
-		Old:      "slices.SortStableFunc(arms, func(a, b arm) int { return a.rank.compare(b.rank) })",
-		New:      "slices.SortStableFunc(arms, func(a, b arm) int { return b.rank.compare(a.rank) })",
+		Old:      "slices.SortStableFunc(arms, func(a, b compiledMatch) int { return a.rank.compare(b.rank) })",
+		New:      "slices.SortStableFunc(arms, func(a, b compiledMatch) int { return b.rank.compare(a.rank) })",
 		Package:  "./dataplane/decide", Run: "TestGolden",
 	},
 	{

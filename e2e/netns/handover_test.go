@@ -581,7 +581,7 @@ func TestCaptureOfSuccessor(t *testing.T) {
 	}
 	serve := func(hold bool, during func(n *dataplane.Node)) {
 		t.Helper()
-		n, err := dataplane.New(dataplane.Config{Identities: ca.Source(time.Hour), Journal: journal.NewRing(1), Capture: true, Hold: hold})
+		n, err := dataplane.New(dataplane.Config{Identities: ca.Source(time.Hour), Journal: journal.NewRing(1), Capture: true, StartPaused: hold})
 		if err != nil {
 			t.Fatal(err)
 		}

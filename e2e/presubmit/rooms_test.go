@@ -32,7 +32,7 @@ var orders = map[string][]room{
 	"dataplane/engine": {
 		{"scheduling", []string{"bounds", "files", "overload", "state", "flaws", "date", "process", "loop", "perloop", "pod", "listener", "relays", "engine"}},
 		{"connections", []string{"transport", "h1conn", "upgrade", "h1server", "h1client", "h2conn"}},
-		{"upstreams", []string{"sessions", "dials", "hop", "apppool", "pair", "near"}},
+		{"upstreams", []string{"sessions", "dials", "hop", "apppool", "localstream", "inprocess"}},
 	},
 }
 

@@ -5,16 +5,16 @@ import (
 	"aether/dataplane/httpmsg"
 )
 
-// pair is one request in process: out is the source's exchange, in the
-// destination's, and pair is the stream of both.
+// localStream is one request in process: out is the source's exchange, in the
+// destination's, and localStream is the stream of both.
 //
 //   - What in says (the answer) goes to out at once: bodies are not copied, and out
 //     taking less is in being told so.
 //   - What out says is kept, bounded by pairHigh, and goes to in at the flush. So
 //     neither exchange is ever called while it is calling.
 //   - Heads reach the other side as they would over the hop: HTTP/2's, without a connection's fields.
-type pair struct {
-	owner pairOwner
+type localStream struct {
+	owner localStreamOwner
 	from  *Pod // the source's
 	l     *Loop
 	info  *ConnInfo
@@ -44,53 +44,53 @@ type pair struct {
 	dead    bool
 }
 
-// pairUp is a pair as the source's upstream, pairDown as the destination's downstream.
+// localUpstream is a localStream as the source's upstream, localDownstream as the destination's downstream.
 type (
-	pairUp   pair
-	pairDown pair
+	localUpstream   localStream
+	localDownstream localStream
 )
 
-// pairOwner has made a pair between two pods of this node.
-type pairOwner interface {
-	settled(p *pair) // both exchanges have ended, and the pair is recycled next
-	// mayDrain reports whether one more pair may throw an answer away while it comes.
+// localStreamOwner has made a localStream between two pods of this node.
+type localStreamOwner interface {
+	settled(p *localStream) // both exchanges have ended, and the stream is recycled next
+	// mayDrain reports whether one more stream may throw an answer away while it comes.
 	mayDrain() bool
-	checkLeft() // a pair is gone: perhaps it was the last
+	checkLeft() // a stream is gone: perhaps it was the last
 }
 
-// pairFree are a loop's free pairs.
-type pairFree struct{ pairs []*pair }
+// localStreamFree are a loop's free streams.
+type localStreamFree struct{ free []*localStream }
 
-func (l *Loop) pairFree() *pairFree {
-	f, ok := l.kept[keptPairs].(*pairFree)
+func (l *Loop) localStreams() *localStreamFree {
+	f, ok := l.kept[keptLocalStreams].(*localStreamFree)
 	if !ok {
-		f = &pairFree{}
-		l.kept[keptPairs] = f
+		f = &localStreamFree{}
+		l.kept[keptLocalStreams] = f
 	}
 	return f
 }
 
-func (f *pairFree) shrink() {}
+func (f *localStreamFree) shrink() {}
 
-func (f *pairFree) get() *pair {
-	k := len(f.pairs)
+func (f *localStreamFree) get() *localStream {
+	k := len(f.free)
 	if k == 0 {
-		return &pair{}
+		return &localStream{}
 	}
-	p := f.pairs[k-1]
-	f.pairs[k-1] = nil
-	f.pairs = f.pairs[:k-1]
+	p := f.free[k-1]
+	f.free[k-1] = nil
+	f.free = f.free[:k-1]
 	return p
 }
 
-func (f *pairFree) put(p *pair) {
-	if len(f.pairs) < keepPairs {
-		*p = pair{}
-		f.pairs = append(f.pairs, p)
+func (f *localStreamFree) put(p *localStream) {
+	if len(f.free) < keepLocalStreams {
+		*p = localStream{}
+		f.free = append(f.free, p)
 	}
 }
 
-func (p *pair) mark() {
+func (p *localStream) mark() {
 	if !p.dirty && !p.dead {
 		p.dirty = true
 		p.l.Dirty(p)
@@ -98,15 +98,15 @@ func (p *pair) mark() {
 }
 
 // WriteHead is exchange.Stream. The head is out's own, and stays until the flush.
-func (u *pairUp) WriteHead(_ *httpmsg.Head, end bool) {
-	p := (*pair)(u)
+func (u *localUpstream) WriteHead(_ *httpmsg.Head, end bool) {
+	p := (*localStream)(u)
 	p.headEnd, p.end = end, end
 	p.mark()
 }
 
 // WriteData is exchange.Stream.
-func (u *pairUp) WriteData(b []byte, end bool) int {
-	p := (*pair)(u)
+func (u *localUpstream) WriteData(b []byte, end bool) int {
+	p := (*localStream)(u)
 	if p.dead || p.in != nil && p.in.Over() {
 		return len(b)
 	}
@@ -114,7 +114,7 @@ func (u *pairUp) WriteData(b []byte, end bool) int {
 		p.buf = p.buf[:copy(p.buf, p.buf[p.off:])]
 		p.off = 0
 	}
-	n := min(len(b), max(0, pairHigh-len(p.buf)))
+	n := min(len(b), max(0, localHigh-len(p.buf)))
 	if n > 0 {
 		p.buf = append(p.l.room(p.buf, n), b[:n]...)
 	}
@@ -128,8 +128,8 @@ func (u *pairUp) WriteData(b []byte, end bool) int {
 }
 
 // WriteTrailers is exchange.Stream.
-func (u *pairUp) WriteTrailers(f []httpmsg.Field) {
-	p := (*pair)(u)
+func (u *localUpstream) WriteTrailers(f []httpmsg.Field) {
+	p := (*localStream)(u)
 	p.trailers, p.arena = copyFields(f)
 	p.trailed = true
 	p.ended()
@@ -137,7 +137,7 @@ func (u *pairUp) WriteTrailers(f []httpmsg.Field) {
 }
 
 // ended: the request has been written whole.
-func (p *pair) ended() {
+func (p *localStream) ended() {
 	p.end = true
 	if p.resDone { // a tunnel's other direction was first
 		p.out = nil
@@ -145,32 +145,32 @@ func (p *pair) ended() {
 }
 
 // Resume is exchange.Stream.
-func (u *pairUp) Resume() {
+func (u *localUpstream) Resume() {
 	u.room = true
-	(*pair)(u).mark()
+	(*localStream)(u).mark()
 }
 
 // Abort is exchange.Stream.
-func (u *pairUp) Abort(exchange.Code) {
-	p := (*pair)(u)
+func (u *localUpstream) Abort(exchange.Code) {
+	p := (*localStream)(u)
 	p.out, p.gone = nil, true
 	p.mark()
 }
 
 // Drain is exchange.Drainer.
-func (u *pairUp) Drain() {
+func (u *localUpstream) Drain() {
 	if !u.owner.mayDrain() {
 		u.Abort(exchange.Cancel)
 		return
 	}
-	p := (*pair)(u)
+	p := (*localStream)(u)
 	p.out, p.drained, p.room = nil, true, true
 	p.mark()
 }
 
 // WriteHead is exchange.Stream. Whoever wrote h has done with it.
-func (d *pairDown) WriteHead(h *httpmsg.Head, end bool) {
-	p := (*pair)(d)
+func (d *localDownstream) WriteHead(h *httpmsg.Head, end bool) {
+	p := (*localStream)(d)
 	x := p.out
 	if x == nil {
 		return
@@ -191,8 +191,8 @@ func (d *pairDown) WriteHead(h *httpmsg.Head, end bool) {
 }
 
 // WriteData is exchange.Stream.
-func (d *pairDown) WriteData(b []byte, end bool) int {
-	p := (*pair)(d)
+func (d *localDownstream) WriteData(b []byte, end bool) int {
+	p := (*localStream)(d)
 	n := len(b)
 	if x := p.out; x != nil {
 		n = x.ResponseData(b, end)
@@ -202,8 +202,8 @@ func (d *pairDown) WriteData(b []byte, end bool) int {
 }
 
 // WriteTrailers is exchange.Stream.
-func (d *pairDown) WriteTrailers(f []httpmsg.Field) {
-	p := (*pair)(d)
+func (d *localDownstream) WriteTrailers(f []httpmsg.Field) {
+	p := (*localStream)(d)
 	if x := p.out; x != nil {
 		x.ResponseTrailers(f)
 	}
@@ -211,7 +211,7 @@ func (d *pairDown) WriteTrailers(f []httpmsg.Field) {
 }
 
 // answered: end says that the answer is whole.
-func (p *pair) answered(end bool) {
+func (p *localStream) answered(end bool) {
 	if !end {
 		return
 	}
@@ -223,14 +223,14 @@ func (p *pair) answered(end bool) {
 }
 
 // Resume is exchange.Stream.
-func (d *pairDown) Resume() {
+func (d *localDownstream) Resume() {
 	d.stalled = false
-	(*pair)(d).mark()
+	(*localStream)(d).mark()
 }
 
 // Abort is exchange.Stream: out is told what a reset on the hop would tell it.
-func (d *pairDown) Abort(c exchange.Code) {
-	p := (*pair)(d)
+func (d *localDownstream) Abort(c exchange.Code) {
+	p := (*localStream)(d)
 	p.mark()
 	x := p.out
 	if x == nil {
@@ -241,11 +241,11 @@ func (d *pairDown) Abort(c exchange.Code) {
 	if !p.tunnel || c != exchange.Closed {
 		code = fromH2(toH2(c, false), false)
 	}
-	x.ResponseGone(code)
+	x.UpstreamClosed(code)
 }
 
 // Flush is reactor.Flusher: what the source has said goes to the destination.
-func (p *pair) Flush() {
+func (p *localStream) Flush() {
 	p.dirty = false
 	if p.dead {
 		return
@@ -253,7 +253,7 @@ func (p *pair) Flush() {
 	switch {
 	case p.gone:
 		if p.in != nil && !p.in.Over() {
-			p.in.RequestGone(exchange.Reset)
+			p.in.DownstreamClosed(exchange.Reset)
 		}
 	case !p.begun:
 		p.begin()
@@ -262,15 +262,15 @@ func (p *pair) Flush() {
 		p.feed()
 		if p.room {
 			p.room = false
-			p.in.DownRoom()
+			p.in.DownstreamWritable()
 		}
 	}
 	p.account()
 	p.settle()
 }
 
-// account counts what the pair and the destination's exchange hold, which is the source's doing.
-func (p *pair) account() {
+// account counts what the stream and the destination's exchange hold, which is the source's doing.
+func (p *localStream) account() {
 	n := 0
 	if !p.dead {
 		n = streamHeld + cap(p.buf) + cap(p.arena) + cap(p.trailers)*fieldSize
@@ -279,26 +279,26 @@ func (p *pair) account() {
 		}
 	}
 	if n != p.held {
-		p.from.share(p.l).hold(n - p.held)
+		p.from.share(p.l).addHeldBytes(n - p.held)
 		p.held = n
 	}
 }
 
-func (p *pair) begin() {
+func (p *localStream) begin() {
 	h := p.out.Req
 	h.Minor, h.Close = 1, false
 	if h.Upgrade != nil && !p.headEnd {
 		h.Length = httpmsg.Unknown // as extended CONNECT has it
 	}
 	p.reqDone = p.headEnd
-	p.in = p.info.Pool.Begin((*pairDown)(p), &h, p.headEnd, p.info, p.l.Now())
+	p.in = p.info.Pool.Begin((*localDownstream)(p), &h, p.headEnd, p.info, p.l.Now())
 	p.in.Share = p.info.Kept()
 	p.begun = true
-	p.in.Ask()
+	p.in.Begin()
 }
 
 // feed offers what there is of the request's body, and its end.
-func (p *pair) feed() {
+func (p *localStream) feed() {
 	for !p.stalled && !p.reqDone && !p.in.Over() {
 		b, last := p.buf[p.off:], p.end && !p.trailed
 		if len(b) == 0 && !p.end {
@@ -325,16 +325,16 @@ func (p *pair) feed() {
 		p.l.putOut(p.buf)
 		p.buf, p.off = nil, 0
 	}
-	if p.starved && len(p.buf)-p.off <= pairHigh/2 {
+	if p.starved && len(p.buf)-p.off <= localHigh/2 {
 		p.starved = false
 		if p.out != nil {
-			p.out.UpRoom()
+			p.out.UpstreamWritable()
 		}
 	}
 }
 
-// settle lets go of the pair once both exchanges have ended, and no queue holds it.
-func (p *pair) settle() {
+// settle lets go of the stream once both exchanges have ended, and no queue holds it.
+func (p *localStream) settle() {
 	if p.dead || p.out != nil || p.begun && !p.in.Over() || p.dirty {
 		return
 	}
@@ -348,26 +348,26 @@ func (p *pair) settle() {
 	if p.buf != nil {
 		p.l.putOut(p.buf)
 	}
-	p.l.pairFree().put(p)
+	p.l.localStreams().put(p)
 	owner.checkLeft()
 }
 
 // Fail is reactor.Flusher: one of the two services panicked.
-func (p *pair) Fail(cause error) { p.cut(cause, exchange.Internal) }
+func (p *localStream) Fail(cause error) { p.cut(cause, exchange.Internal) }
 
 // cut ends both exchanges. Neither is being called.
-func (p *pair) cut(cause error, code exchange.Code) {
+func (p *localStream) cut(cause error, code exchange.Code) {
 	if p.dead {
 		return
 	}
 	if x := p.out; x != nil {
 		p.out = nil
 		x.Cause = cause
-		x.ResponseGone(code)
+		x.UpstreamClosed(code)
 	}
 	p.gone = true
 	if p.in != nil && !p.in.Over() {
-		p.in.RequestGone(exchange.Cancel)
+		p.in.DownstreamClosed(exchange.Cancel)
 	}
 	p.settle()
 }
