@@ -374,8 +374,8 @@ func TestInvalidNeverWidens(t *testing.T) {
 						continue
 					case decide.Forward, decide.Deliver:
 						reached++
-						if b.Socket == nil && b.Class == model.TCP {
-							a.Socket = nil // raw TCP goes past a socket at which an inbound filter judges (decision 035)
+						if b.Deliver.Socket == nil && b.Deliver.Class == model.TCP {
+							a.Deliver.Socket = nil // raw TCP goes past a socket at which an inbound filter judges (decision 035)
 						}
 						if a.String() == b.String() && policyText(a) == policyText(b) {
 							continue

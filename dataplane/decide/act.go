@@ -66,8 +66,8 @@ func (v *Verdict) AuthzPath(r *httpmsg.Head) []byte {
 		return nil
 	}
 	path, _ := cutPath(r.Path)
-	norm, third, ok := plain(path)
-	if third || !ok {
+	norm, thirdReading, ok := plain(path)
+	if thirdReading || !ok {
 		return nil // not reached: such a path is refused
 	}
 	return append(norm, r.Path[len(path):]...)

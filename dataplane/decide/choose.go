@@ -81,31 +81,21 @@ func selects(s *snapshot.Snapshot, set *snapshot.EndpointSet, p *snapshot.Filter
 	pin := len(q.ip) > 0 || len(q.pod) > 0
 	switch {
 	case pin && q.n > 0:
-		if t != nil {
-			t.add("a pin and a subset together select nothing: balanced over all (contract 5.10)")
-		}
+		t.pinAndSubset()
 	case pin:
 		e := find(set, q.ip, q.pod)
-		if t != nil {
-			t.add("pinned to %s", pinText(e, q.ip, q.pod))
-		}
+		t.pinned(e, q.ip, q.pod)
 		return set, e, e != nil
 	case q.over:
-		if t != nil {
-			t.add("%s, and more keys than %d: no endpoint is that", wantText(q.want()), maxKeys)
-		}
+		t.manyKeys(q.want())
 		return set, nil, false
 	case q.n > 0:
 		sub, does := set.Subset(q.want())
 		if !does {
-			if t != nil {
-				t.add("%s: these keys do not combine: balanced over all (contract 5.10)", wantText(q.want()))
-			}
+			t.noSuchSubset(q.want())
 			break
 		}
-		if t != nil {
-			t.add("%s: %d of %d endpoints", wantText(q.want()), sub.Len(), set.Len())
-		}
+		t.subset(q.want(), sub, set)
 		return sub, nil, !sub.Empty()
 	}
 	return set, nil, true

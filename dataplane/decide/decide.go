@@ -29,7 +29,7 @@ const sniffWait = time.Second
 // have sent so (SniffMalformed). With a sniff result the answer is never Sniff.
 //
 // A raw-TCP port on which TLSRoutes are in force is sniffed for a ClientHello
-// only (HelloOnly), and with any other result is what it is without them.
+// only (Sniff.HelloOnly), and with any other result is what it is without them.
 //
 // f.Host is the authority of the first request. For h2c that is known only
 // after the first HEADERS frame: the engine reads up to it before asking with
@@ -44,207 +44,237 @@ const sniffWait = time.Second
 //
 // Proxy: Serve, always; the loopback listener is HTTP. Inbound: f.Dst's port is
 // the one the SNI named; Deliver to a port the pod declares, else Refuse.
-func Decide(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict {
-	if t != nil {
-		t.add("snapshot %d: connection %s", s.Version(), f.String())
-	}
+func Decide(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) (v Verdict) {
+	t.connection(s, f)
 	switch f.Dir {
 	case model.Captured:
-		return captured(s, f, pick, t)
+		d := dial{s: s, f: f, t: t, addr: f.Dst.Addr().Unmap(), port: f.Dst.Port(), pick: pick}
+		d.captured(&v)
 	case model.Proxy:
-		return Verdict{Action: Serve, Reason: ProxyPort}
+		v.set(Serve, ProxyPort, "")
 	case model.Inbound:
-		return inbound(s, f, t)
-	}
-	return Verdict{Action: Refuse, Reason: NoVerdict}
-}
-
-func captured(s *snapshot.Snapshot, f *model.Flow, pick uint32, t *Trace) Verdict {
-	addr, port := f.Dst.Addr().Unmap(), f.Dst.Port()
-	var pod *snapshot.Workload // looked up where it matters only
-	if t != nil || model.ReservedPort(port) {
-		pod = s.WorkloadOf(f)
-	}
-	if t != nil {
-		if pod == nil {
-			t.add("no such pod on this node: capture is taken to be redirect-all")
-		} else {
-			t.add("%s: %s", pod.Rule, captureText(pod))
-		}
-	}
-	if comesBack(pod, addr, port) {
-		v := Verdict{Action: Refuse, Reason: Loop}
-		if pod != nil {
-			v.Rule = pod.Rule
-		}
-		return v
-	}
-
-	svc := s.Address(addr)
-	switch {
-	case svc == nil:
-		if t != nil {
-			if n, ok := s.Outside(addr); ok {
-				t.add("%s is the address of Service %s, which has no pods in the mesh: none has the ServiceAccount %s (contract 1.1)", addr, n, n.Name)
-			} else {
-				t.add("%s is the address of no service", addr)
-			}
-		}
-	case svc.Broken != "" && svc.Mesh():
-		return Verdict{Action: Refuse, Reason: BrokenService, Rule: svc.Rule}
-	case !svc.Mesh():
-		if t != nil {
-			t.add("%s is %s's, a user's Service that no route names: its address is not the mesh's (contract 4.9)", addr, svc.Rule)
-		}
-		svc = nil
-	case svc.Await && f.Sniff == model.SniffNone && !f.Waited:
-		if t != nil {
-			t.add("%s is %s's (%s), which is in the mesh's catalog and whose rows are not here yet: nothing is read before they are (contract 4.6)", addr, svc.Rule, svc.Kind)
-		}
-		return Verdict{Action: Await, Reason: AwaitRows, Rule: svc.Rule, Awaits: svc}
+		inbound(s, f, t, &v)
 	default:
-		if t != nil {
-			t.add("%s is %s's (%s)", addr, svc.Rule, svc.Kind)
-		}
+		v.set(Refuse, NoVerdict, "")
 	}
-
-	http := false // the mesh's port, and HTTP by declaration
-	var tcp rawPort
-	var arms tlsArms
-	if svc != nil {
-		p := svc.Port(port)
-		switch {
-		case p != nil && p.Class == model.HTTP:
-			if t != nil {
-				t.add("%d is an HTTP port of it", port)
-			}
-			http = true
-		case port == model.PortProxy:
-			http = true
-			if !slices.ContainsFunc(svc.Ports, func(p snapshot.Port) bool { return p.Class == model.HTTP }) {
-				arms = armsOn(svc, f.Namespace, port, 0)
-			}
-		default:
-			tcp = rawPortOf(svc, p, port)
-			arms = armsOn(svc, f.Namespace, port, tcp.number)
-			if t != nil && tcp.backend == nil {
-				t.add("%d is no TCP or HTTP port of it", port)
-			}
-		}
-		if t != nil && arms.any {
-			t.add("TLSRoutes are in force on the port")
-		}
-		switch {
-		case f.Sniff == model.SniffTLS && arms.any:
-			if a := arms.claim(f.Host); a != nil {
-				if t != nil {
-					t.add("server name %q is %s's", f.Host, a.Split.Name)
-				}
-				return split(s, a.Split, TLSRoute, pick, t)
-			}
-			if t != nil {
-				t.add("server name %q is in no TLSRoute of it", f.Host)
-			}
-		case f.Sniff == model.SniffNone && arms.any && tcp.backend != nil:
-			return Verdict{Action: Sniff, Reason: tcp.why, Rule: svc.Rule, HelloOnly: true, Wait: sniffWait}
-		}
-		if tcp.backend != nil {
-			if t != nil {
-				t.add("the port is raw TCP: what the bytes say does not matter")
-			}
-			if sp := tcp.port.SplitFor(f.Namespace); sp != nil {
-				return split(s, sp, TCPRoute, pick, t)
-			}
-			return raw(s, tcp.backend, tcp.why, svc.Rule, t)
-		}
-	}
-
-	reason, rule := ForeignAddress, ""
-	var at *snapshot.Backend // of a pod that was dialled itself
-	if svc == nil && port != model.PortProxy {
-		if at = s.HTTPEndpoint(addr, port); at != nil {
-			http = true
-			if t != nil {
-				t.add("%s is a pod of %s, which declares %d HTTP", addr, at.Service, port)
-			}
-		}
-	}
-	switch {
-	case port == model.PortProxy:
-		reason = ProxyPort
-	case at != nil: // each request is looked at, whatever its authority (decision 044)
-		reason, rule = EndpointAddress, at.Name
-	case http:
-		reason, rule = DeclaredHTTP, svc.Rule
-	case svc != nil:
-		reason, rule = MeshAddress, svc.Rule
-	}
-
-	switch f.Sniff {
-	case model.SniffNone:
-		v := Verdict{Action: Sniff, Reason: reason, Rule: rule, Race: svc == nil && at == nil}
-		switch {
-		case http:
-		case reason == ForeignAddress && len(s.Services()) == 0 && !blackhole(pod, port):
-			// No authority can name anything.
-			return Verdict{Action: Passthrough, Reason: NoNames}
-		default:
-			v.Wait = sniffWait
-		}
-		return v
-	case model.SniffHTTP10, model.SniffHTTP11, model.SniffH2C:
-		if reason != ForeignAddress {
-			return Verdict{Action: Serve, Reason: reason, Rule: rule}
-		}
-		n := snapshot.Name(s, f.Host, f.Namespace)
-		if host, _, more := strings.Cut(f.Host, ":"); more && !n.WellFormed {
-			// A mesh name with a port that is none is nobody else's: the codec answers.
-			if n = snapshot.Name(s, host, f.Namespace); n.Service != nil && claims(n.Service, port, 0) {
-				if t != nil {
-					t.add("authority %q names %s, with a port that is none", f.Host, n.Service.Rule)
-				}
-				return Verdict{Action: Serve, Reason: MeshName, Rule: n.Service.Rule}
-			}
-			n = snapshot.Named{}
-		}
-		if n.NoCaller {
-			return Verdict{Action: Serve, Reason: CallerNamespaceUnknown}
-		}
-		if n.Service != nil && claims(n.Service, port, n.Port) {
-			if t != nil {
-				t.add("authority %q names %s", f.Host, n.Service.Rule)
-			}
-			return Verdict{Action: Serve, Reason: MeshName, Rule: n.Service.Rule}
-		}
-		if t != nil {
-			t.add("authority %q: %s", f.Host, foreignText(n, port))
-		}
-		return Verdict{Action: Passthrough, Reason: NotMesh}
-	case model.SniffMalformed: // somebody behind the address may read it as a request: the codec answers (decision 042)
-		if http {
-			return Verdict{Action: Serve, Reason: reason, Rule: rule}
-		}
-	case model.SniffSilent:
-		if http {
-			return Verdict{Action: Refuse, Reason: Idle, Rule: rule}
-		}
-		return pass(pod, port, ServerFirst)
-	case model.SniffTLS:
-		return pass(pod, port, TLS)
-	}
-	return pass(pod, port, Opaque)
+	return v
 }
 
-// comesBack reports whether what is dialled leads to a listener of ours in the pod itself (decision
+// dial is a captured connection, on its way through the steps of contract 4.2.
+type dial struct {
+	s    *snapshot.Snapshot
+	f    *model.Flow
+	t    *Trace
+	pod  *snapshot.Workload // who dials; looked up where it matters only, and nil where it is not known
+	svc  *snapshot.Service  // whose address was dialled; nil: no service's of the mesh
+	addr netip.Addr
+	port uint16
+	pick uint32
+
+	http bool // the dialled port is HTTP by declaration, or the mesh's own
+}
+
+// captured runs the steps of contract 4.2 in their order. What costs nothing to know
+// goes first: the dialled address and port. Bytes are asked for where they can change the answer.
+func (d *dial) captured(v *Verdict) {
+	reserved := model.ReservedPort(d.port)
+	if d.t != nil || reserved {
+		d.pod = d.s.WorkloadOf(d.f)
+	}
+	d.t.capture(d.pod)
+	if reserved && d.comesBack() {
+		v.set(Refuse, Loop, "")
+		if d.pod != nil {
+			v.Rule = d.pod.Rule
+		}
+		return
+	}
+	switch svc := d.s.Address(d.addr); {
+	case svc == nil:
+		d.t.foreignAddress(d.s, d.addr)
+	case svc.Broken != "" && svc.Mesh():
+		v.set(Refuse, BrokenService, svc.Rule)
+		return
+	case !svc.Mesh():
+		d.t.unroutedAddress(d.addr, svc)
+	case svc.Await && d.f.Sniff == model.SniffNone && !d.f.Waited:
+		d.t.awaitedAddress(d.addr, svc)
+		v.set(Await, AwaitRows, svc.Rule)
+		v.Awaits = svc
+		return
+	default:
+		d.t.serviceAddress(d.addr, svc)
+		d.svc = svc
+		if d.byPort(v) {
+			return
+		}
+	}
+	d.byBytes(v)
+}
+
+// comesBack reports whether a dial of a reserved port leads to a listener of ours in the pod itself (decision
 // 043). Nothing but a dial of the capture port has that port: what was diverted to it keeps
 // the port it was dialled with. The other listeners' ports are refused at addresses that are the
 // pod's own whatever its namespace looks like; one that its status does not list, only its
 // namespace knows.
-func comesBack(pod *snapshot.Workload, addr netip.Addr, port uint16) bool {
-	if !model.ReservedPort(port) {
+func (d *dial) comesBack() bool {
+	a := d.addr
+	return d.port == model.PortCapture || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() || d.pod != nil && d.pod.Owns(a)
+}
+
+// byPort is a dial of a service's address. It is decided here for a raw-TCP port (contract 4.2
+// steps 2 and 3) and for a server name that a TLSRoute has (step 1); of all else the bytes decide.
+func (d *dial) byPort(v *Verdict) (decided bool) {
+	p := d.svc.Port(d.port)
+	if p != nil && p.Class == model.HTTP {
+		d.t.httpPort(d.port)
+		d.http = true
 		return false
 	}
-	return port == model.PortCapture || addr.IsLoopback() || addr.IsLinkLocalUnicast() || addr.IsUnspecified() || pod != nil && pod.Owns(addr)
+	if d.port == model.PortProxy {
+		d.http = true
+		if slices.ContainsFunc(d.svc.Ports, func(p snapshot.Port) bool { return p.Class == model.HTTP }) {
+			return false
+		}
+		arms := armsOn(d.svc, d.f.Namespace, d.port, 0)
+		return arms.any && d.tlsRoute(v, &arms)
+	}
+	tcp := rawPortOf(d.svc, p, d.port)
+	if tcp.backend == nil {
+		d.t.noServicePort(d.port)
+	}
+	arms := armsOn(d.svc, d.f.Namespace, d.port, tcp.number)
+	switch {
+	case arms.any && d.tlsRoute(v, &arms):
+		return true
+	case tcp.backend == nil:
+		return false
+	case arms.any && d.f.Sniff == model.SniffNone: // the first bytes may be a ClientHello
+		v.set(Sniff, tcp.why, d.svc.Rule)
+		v.Sniff.HelloOnly, v.Sniff.Wait = true, sniffWait
+		return true
+	}
+	d.t.rawTCPPort()
+	if sp := tcp.port.SplitFor(d.f.Namespace); sp != nil {
+		d.split(v, sp, TCPRoute)
+	} else {
+		d.forward(v, tcp.backend, tcp.why, d.svc.Rule)
+	}
+	return true
+}
+
+// tlsRoute is a dial whose server name is a TLSRoute's (contract 4.2 step 1), on a port where some are
+// in force. false: it is none's.
+func (d *dial) tlsRoute(v *Verdict, arms *tlsArms) bool {
+	d.t.tlsRoutes()
+	if d.f.Sniff != model.SniffTLS {
+		return false
+	}
+	a := arms.find(d.f.Host)
+	d.t.serverName(d.f.Host, a)
+	if a == nil {
+		return false
+	}
+	d.split(v, a.Split, TLSRoute)
+	return true
+}
+
+// byBytes is a dial that the first bytes decide (contract 4.2 steps 4 and 5).
+func (d *dial) byBytes(v *Verdict) {
+	reason, rule := d.expectation()
+	switch d.f.Sniff {
+	case model.SniffNone:
+		d.sniff(v, reason, rule)
+		return
+	case model.SniffHTTP10, model.SniffHTTP11, model.SniffH2C:
+		if reason == ForeignAddress {
+			d.byAuthority(v)
+		} else {
+			v.set(Serve, reason, rule)
+		}
+		return
+	case model.SniffMalformed: // somebody behind the address may read it as a request: the codec answers (decision 042)
+		if d.http {
+			v.set(Serve, reason, rule)
+			return
+		}
+	case model.SniffSilent:
+		if d.http {
+			v.set(Refuse, Idle, rule)
+		} else {
+			d.passThrough(v, ServerFirst)
+		}
+		return
+	case model.SniffTLS:
+		d.passThrough(v, TLS)
+		return
+	}
+	d.passThrough(v, Opaque)
+}
+
+// expectation is what address and port say of a dial before a byte of it is read, and the object that says so.
+func (d *dial) expectation() (why Reason, rule string) {
+	switch {
+	case d.port == model.PortProxy:
+		return ProxyPort, ""
+	case d.svc != nil && d.http:
+		return DeclaredHTTP, d.svc.Rule
+	case d.svc != nil:
+		return MeshAddress, d.svc.Rule
+	}
+	return d.endpoint()
+}
+
+// endpoint is a dial of an address that is no service's: a pod of the mesh may have it, and the port be its HTTP.
+func (d *dial) endpoint() (why Reason, rule string) {
+	b := d.s.HTTPEndpoint(d.addr, d.port)
+	if b == nil {
+		return ForeignAddress, ""
+	}
+	d.http = true // each request is looked at, whatever its authority (decision 044)
+	d.t.httpEndpoint(d.addr, b, d.port)
+	return EndpointAddress, b.Name
+}
+
+// sniff asks for the first bytes of a dial, unless they cannot name anything.
+func (d *dial) sniff(v *Verdict, why Reason, rule string) {
+	if why == ForeignAddress && len(d.s.Services()) == 0 && !d.blackholed() {
+		v.set(Passthrough, NoNames, "")
+		return
+	}
+	v.set(Sniff, why, rule)
+	v.Sniff.Race = d.svc == nil && why != EndpointAddress
+	if !d.http {
+		v.Sniff.Wait = sniffWait
+	}
+}
+
+// byAuthority is HTTP to an address that is none of the mesh's: the first authority decides
+// for the whole connection.
+func (d *dial) byAuthority(v *Verdict) {
+	f := d.f
+	n := snapshot.Name(d.s, f.Host, f.Namespace)
+	if !n.WellFormed {
+		if host, _, more := strings.Cut(f.Host, ":"); more {
+			// A mesh name with a port that is none is nobody else's: the codec answers.
+			if n = snapshot.Name(d.s, host, f.Namespace); n.Service != nil && ownsName(n.Service, d.port, 0) {
+				d.t.hostWithoutPort(f.Host, n.Service)
+				v.set(Serve, MeshName, n.Service.Rule)
+				return
+			}
+			n = snapshot.Named{}
+		}
+	}
+	switch {
+	case n.NoCaller:
+		v.set(Serve, CallerNamespaceUnknown, "")
+	case n.Service != nil && ownsName(n.Service, d.port, n.Port):
+		d.t.hostOwned(f.Host, n.Service)
+		v.set(Serve, MeshName, n.Service.Rule)
+	default:
+		d.t.hostForeign(f.Host, &n, d.port)
+		v.set(Passthrough, NotMesh, "")
+	}
 }
 
 // rawPort is a raw-TCP port of a service, as it was dialled.
@@ -307,9 +337,9 @@ func (x *tlsArms) on(a *snapshot.SNIMatch) bool {
 	return a.Port == 0 || a.Port == x.port || a.Port == x.number
 }
 
-// claim is the most specific arm that a server name is in, or nil. One trailing dot
+// find is the most specific arm that a server name is in, or nil. One trailing dot
 // is not legal in a server name, and seen (RFC 6066 3): it does not count.
-func (x *tlsArms) claim(name string) *snapshot.SNIMatch {
+func (x *tlsArms) find(name string) *snapshot.SNIMatch {
 	name = strings.TrimSuffix(name, ".")
 	for i := range x.list {
 		a := &x.list[i]
@@ -325,62 +355,59 @@ func (x *tlsArms) claim(name string) *snapshot.SNIMatch {
 }
 
 // split forwards bytes to one of weighted destinations (contract 10.6).
-func split(s *snapshot.Snapshot, sp *snapshot.Split, why Reason, pick uint32, t *Trace) Verdict {
+func (d *dial) split(v *Verdict, sp *snapshot.Split, why Reason) {
 	if sp.Invalid != "" || sp.WeightSum == 0 {
-		if t != nil {
-			t.add("%s cannot be honoured: %s", sp.Name, sp.Invalid)
-		}
-		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: sp.Name}
+		d.t.invalidSplit(sp)
+		v.set(Refuse, InvalidBackend, sp.Name)
+		return
 	}
-	b := share(sp.Backends, sp.WeightSum, pick)
+	b := share(sp.Backends, sp.WeightSum, d.pick)
 	if b.Invalid != "" {
-		if t != nil {
-			t.add("the share that was drawn has no valid backend: %s", strings.TrimSpace(b.Invalid))
-		}
-		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: sp.Name}
+		d.t.invalidBackend(b)
+		v.set(Refuse, InvalidBackend, sp.Name)
+		return
 	}
-	if t != nil {
-		t.add("%s: %s drawn out of %d backends by weight", sp.Name, b.Backend.Name, len(sp.Backends))
-	}
-	return raw(s, b.Backend, why, sp.Name, t)
+	d.t.splitBackend(sp, b.Backend)
+	d.forward(v, b.Backend, why, sp.Name)
 }
 
-// raw forwards bytes to a backend.
-func raw(s *snapshot.Snapshot, b *snapshot.Backend, why Reason, rule string, t *Trace) Verdict {
-	set := s.Endpoints(b)
+// forward sends bytes to a backend.
+func (d *dial) forward(v *Verdict, b *snapshot.Backend, why Reason, rule string) {
+	set := d.s.Endpoints(b)
 	if !set.Empty() {
-		return Verdict{Action: Forward, Reason: why, Rule: rule, Backend: b, Set: set}
+		v.set(Forward, why, rule)
+		v.Backend, v.Set = b, set
+		return
 	}
-	if svc := s.Service(b.Service); set.Len() == 0 && svc != nil && svc.Await {
-		if t != nil {
-			t.add("%s is in the mesh's catalog and its rows are not here yet (contract 4.6)", b.Service)
-		}
-		return Verdict{Action: Await, Reason: AwaitRows, Rule: rule, Backend: b, Awaits: svc}
+	if svc := d.s.Service(b.Service); set.Len() == 0 && svc != nil && svc.Await {
+		d.t.awaitedRows(b.Service)
+		v.set(Await, AwaitRows, rule)
+		v.Backend, v.Awaits = b, svc
+		return
 	}
-	if t != nil {
-		t.add("%s has no healthy endpoint among %d", b.Name, set.Len())
-	}
-	return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: rule}
+	d.t.noHealthyEndpoint(b, set)
+	v.set(Refuse, NoEndpoint, rule)
 }
 
-// pass hands bytes that are not HTTP to the dialled address (contract 4.2 step 5).
-func pass(pod *snapshot.Workload, port uint16, why Reason) Verdict {
-	if blackhole(pod, port) {
-		return Verdict{Action: Refuse, Reason: Blackhole, Rule: pod.Rule}
+// passThrough hands bytes that are not HTTP to the dialled address (contract 4.2 step 5).
+func (d *dial) passThrough(v *Verdict, why Reason) {
+	if d.blackholed() {
+		v.set(Refuse, Blackhole, d.pod.Rule)
+		return
 	}
-	return Verdict{Action: Passthrough, Reason: why}
+	v.set(Passthrough, why, "")
 }
 
-// blackhole: scoped capture keeps 18082 to itself.
-func blackhole(pod *snapshot.Workload, port uint16) bool {
-	return port == model.PortRaw && pod != nil && !pod.Capture.RedirectAll
+// blackholed reports whether scoped capture keeps the dialled port, 18082, to itself.
+func (d *dial) blackholed() bool {
+	return d.port == model.PortRaw && d.pod != nil && !d.pod.Capture.RedirectAll
 }
 
-// claims reports whether an authority that names svc is the mesh's on a
+// ownsName reports whether an authority that names svc is the mesh's on a
 // captured dial of port. For a user's Service without a route it is only where
 // its own pods declare the dialled port HTTP and the authority names that port
 // or none; everything else leaves for the dialled address (contract 4.9).
-func claims(svc *snapshot.Service, dialled, named uint16) bool {
+func ownsName(svc *snapshot.Service, dialled, named uint16) bool {
 	if svc.Kind != snapshot.MeshOnly || dialled == model.PortProxy {
 		return true
 	}
@@ -389,13 +416,12 @@ func claims(svc *snapshot.Service, dialled, named uint16) bool {
 }
 
 // inbound: contract 6.2, with a non-empty SNI that names no served port refused.
-func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
+func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace, v *Verdict) {
 	pod := s.WorkloadOf(f)
 	if pod == nil {
-		if t != nil {
-			t.add("no such pod on this node")
-		}
-		return Verdict{Action: Refuse, Reason: UnknownSNI}
+		t.unknownPod()
+		v.set(Refuse, UnknownSNI, "")
+		return
 	}
 	port := f.Dst.Port()
 	if port == 0 { // no server name, tolerated of Envoy-based peers (contract 6.2)
@@ -403,20 +429,14 @@ func inbound(s *snapshot.Snapshot, f *model.Flow, t *Trace) Verdict {
 	}
 	p, ok := pod.Port(port)
 	if !ok || p.Class != model.HTTP && p.Class != model.TCP {
-		if t != nil {
-			t.add("%s declares no HTTP or TCP port %d; it declares %s", pod.Rule, f.Dst.Port(), podPortsText(pod))
-		}
-		return Verdict{Action: Refuse, Reason: UnknownSNI, Rule: pod.Rule}
+		t.undeclaredPort(pod, f.Dst.Port())
+		v.set(Refuse, UnknownSNI, pod.Rule)
+		return
 	}
 	to := pod.SocketOf(p.Class)
-	switch {
-	case t == nil || pod.Socket == nil:
-	case to == nil:
-		t.add("%s takes requests at its Unix socket %s/%s/%s, where an inbound filter judges them: raw TCP goes to 127.0.0.1", pod.Rule, pod.Socket.Dir, pod.Socket.Pod, pod.Socket.File)
-	default:
-		t.add("%s takes all its ports at its Unix socket %s/%s/%s", pod.Rule, to.Dir, to.Pod, to.File)
-	}
-	return Verdict{Action: Deliver, Reason: ServedPort, Rule: pod.Rule, Port: p.Number, Class: p.Class, App: p.App, Socket: to}
+	t.socket(pod, to)
+	v.set(Deliver, ServedPort, pod.Rule)
+	v.Deliver = Application{Port: p.Number, Class: p.Class, App: p.App, Socket: to}
 }
 
 // Explain is the whole way of a connection and, with r, of a request on it:
@@ -445,7 +465,7 @@ func Explain(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head) (Verdict, *Tr
 		f = &g
 		v = Decide(s, f, 0, t)
 	}
-	if v.Action == Serve || v.Action == Deliver && v.Class == model.HTTP {
+	if v.Action == Serve || v.Action == Deliver && v.Deliver.Class == model.HTTP {
 		t.add("verdict for the connection: %s", v)
 		if a, _, ok := httpmsg.Authority(r.Authority); !ok { // which the codec sees before Route is asked
 			t.add("authority %q is none", r.Authority)
@@ -456,46 +476,9 @@ func Explain(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head) (Verdict, *Tr
 			v = Route(s, f, &h, 0, t)
 		}
 		if v.Action == Forward {
-			t.near(s, &v)
+			t.inProcess(s, &v)
 		}
 	}
 	t.add("verdict: %s", v)
 	return v, t
-}
-
-// near tells which of the endpoints that a request may go to are met in process.
-func (t *Trace) near(s *snapshot.Snapshot, v *Verdict) {
-	all := []*snapshot.Endpoint{v.Pinned}
-	if v.Pinned == nil {
-		all = v.Set.All()
-	}
-	var here []string
-	for _, e := range all {
-		if w := s.Near(e); w != nil {
-			here = append(here, w.Pod+" ("+e.Addr.Addr().String()+")")
-		}
-	}
-	if len(here) > 0 {
-		t.add("in process, not over mTLS (sameNode inProcess): %s of this node", strings.Join(here, ", "))
-	}
-}
-
-func captureText(pod *snapshot.Workload) string {
-	if pod.Capture.RedirectAll {
-		return "captured with redirect-all"
-	}
-	return "captured scoped"
-}
-
-// foreignText says why an authority is no mesh name on a captured dial.
-func foreignText(n snapshot.Named, dialled uint16) string {
-	switch {
-	case n.Service != nil:
-		return "names " + n.Service.Rule + ", a user's Service that no route names, by another port than its pods' HTTP port dialled"
-	case !n.WellFormed:
-		return "no host name"
-	case n.Below:
-		return "below the mesh domain, and there is no such service"
-	}
-	return "names no service for this caller"
 }

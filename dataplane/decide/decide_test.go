@@ -150,7 +150,7 @@ func ask(snap *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, pick uint32) (
 		f.Sniff, f.Host = model.SniffHTTP11, string(r.Authority)
 		v = decide.Decide(snap, f, pick, nil)
 	}
-	if v.Action == decide.Serve || v.Action == decide.Deliver && v.Class == model.HTTP {
+	if v.Action == decide.Serve || v.Action == decide.Deliver && v.Deliver.Class == model.HTTP {
 		v = decide.Route(snap, f, r, pick, nil)
 	}
 	return v

@@ -36,84 +36,117 @@ var ampersand = []byte("&")
 // and field names it has as values: by these it fulfils the arms of a rule with a CORS filter, which
 // answers it (GEP-1767: it must not reach the application). What it is literally counts, too.
 func match(p *snapshot.Program, r *httpmsg.Head, path, query []byte, t *Trace) (_ *snapshot.Match, large bool) {
-	var asked, names []byte // the method and the fields of the request that a preflight asks about
-	ahead := preflight(r)
-	if ahead {
-		asked, _ = r.Get(string(hdrRequestMethod))
-		names, _ = r.Get(string(hdrRequestHeaders))
+	m := matcher{r: r, path: path, query: query, most: p.MaxText, t: t}
+	if preflight(r) {
+		m.preflight = true
+		m.asked, _ = r.Get(string(hdrRequestMethod))
+		m.names, _ = r.Get(string(hdrRequestHeaders))
 	}
 	for i := range p.Arms {
 		a := &p.Arms[i]
-		switch {
-		case t == nil && ends(a.Path, path) && (a.PathKind == model.PathPrefix || a.PathKind == model.PathExact):
+		if t == nil && cannotMatch(a.Path, path) && (a.PathKind == model.PathPrefix || a.PathKind == model.PathExact) {
 			continue // most arms of most programs: not worth a call
-		case len(path) > p.MaxText && (a.Regex != nil || a.GRPC != nil && (a.GRPC.ServiceRegex != nil || a.GRPC.MethodRegex != nil)):
-			if t != nil {
-				t.add("%s: the path has %d bytes, more than the %d that an expression is run on", armText(a), len(path), p.MaxText)
-			}
-			return a, true
-		case !pathMatches(a, path):
-			if t != nil {
-				t.add("%s: path %q is not %s", armText(a), path, pathText(a))
-			}
-			continue
-		case a.Method != "" && a.Method != string(r.Method) && !(ahead && a.Method == string(asked) && answers(a)):
-			if t != nil {
-				t.add("%s: method %s is not %s", armText(a), r.Method, a.Method)
-			}
-			continue
 		}
-		var promised []byte
-		if ahead && len(names) > 0 && len(a.Headers) > 0 && answers(a) {
-			if promised = names; len(names) > maxNames {
-				if t != nil {
-					t.add("%s: %s has more than the %d bytes that are looked at", armText(a), hdrRequestHeaders, maxNames)
-				}
-				return a, true
-			}
-		}
-		h, large := unmetField(a.Headers, r, promised, p.MaxText)
-		if large {
-			if t != nil {
-				t.add("%s: field %s has more than the %d bytes that an expression is run on", armText(a), h.Name, p.MaxText)
-			}
+		switch m.arm(a) {
+		case fulfilled:
+			t.armMatches(a)
+			return a, false
+		case undecidable:
 			return a, true
 		}
-		if h != nil {
-			if t != nil {
-				t.add("%s: field %s is not %s", armText(a), h.Name, valueText(h))
-			}
-			continue
-		}
-		if len(a.Query) > 0 && manyParameters(query) {
-			if t != nil {
-				t.add("%s: the query has more than %d parameters", armText(a), maxParameters)
-			}
-			return a, true
-		}
-		q, large := unmetParameter(a.Query, query, p.MaxText)
-		if large {
-			if t != nil {
-				t.add("%s: query parameter %s has more than the %d bytes that an expression is run on", armText(a), q.Name, p.MaxText)
-			}
-			return a, true
-		}
-		if q != nil {
-			if t != nil {
-				t.add("%s: query parameter %s is not %s", armText(a), q.Name, valueText(q))
-			}
-			continue
-		}
-		if t != nil {
-			t.add("%s: matches", armText(a))
-		}
-		return a, false
 	}
 	return nil, false
 }
 
-// ends reports that path cannot begin with want: it is shorter, or want's last character is another.
-func ends(want string, path []byte) bool {
+// matcher holds one request against arms.
+type matcher struct {
+	r           *httpmsg.Head
+	path, query []byte
+	most        int // bytes that an expression is run on
+	t           *Trace
+
+	preflight    bool   // r asks about another request
+	asked, names []byte // whose method and fields these are
+}
+
+// fit is what a request is to a condition.
+type fit uint8
+
+const (
+	unmet fit = iota
+	fulfilled
+	undecidable // the request is too large to tell
+)
+
+// arm holds the request against all conditions of an arm, the cheapest first.
+func (m *matcher) arm(a *snapshot.Match) fit {
+	switch {
+	case len(m.path) > m.most && hasPathRegex(a):
+		m.t.longPath(a, m.path, m.most)
+		return undecidable
+	case !pathMatches(a, m.path):
+		m.t.otherPath(a, m.path)
+		return unmet
+	case a.Method != "" && a.Method != string(m.r.Method) && !(m.preflight && a.Method == string(m.asked) && answersPreflight(a)):
+		m.t.otherMethod(a, m.r.Method)
+		return unmet
+	}
+	if len(a.Headers) > 0 {
+		if f := m.fields(a); f != fulfilled {
+			return f
+		}
+	}
+	if len(a.Query) > 0 {
+		return m.parameters(a)
+	}
+	return fulfilled
+}
+
+func hasPathRegex(a *snapshot.Match) bool {
+	return a.Regex != nil || a.GRPC != nil && (a.GRPC.ServiceRegex != nil || a.GRPC.MethodRegex != nil)
+}
+
+// fields holds the request's fields against the conditions on them.
+func (m *matcher) fields(a *snapshot.Match) fit {
+	var promised []byte
+	if m.preflight && len(m.names) > 0 && answersPreflight(a) {
+		if promised = m.names; len(promised) > maxNames {
+			m.t.longNames(a)
+			return undecidable
+		}
+	}
+	h, large := unmetField(a.Headers, m.r, promised, m.most)
+	switch {
+	case large:
+		m.t.longField(a, h, m.most)
+		return undecidable
+	case h != nil:
+		m.t.otherField(a, h)
+		return unmet
+	}
+	return fulfilled
+}
+
+// parameters holds the request's query against the conditions on it.
+func (m *matcher) parameters(a *snapshot.Match) fit {
+	if manyParameters(m.query) {
+		m.t.longQuery(a)
+		return undecidable
+	}
+	q, large := unmetParameter(a.Query, m.query, m.most)
+	switch {
+	case large:
+		m.t.longParameter(a, q, m.most)
+		return undecidable
+	case q != nil:
+		m.t.otherParameter(a, q)
+		return unmet
+	}
+	return fulfilled
+}
+
+// cannotMatch reports that path cannot begin with want: it is shorter, or want's last character is another.
+func cannotMatch(want string, path []byte) bool {
 	n := len(want)
 	return n > len(path) || n > 0 && want[n-1] != path[n-1]
 }
@@ -165,8 +198,8 @@ func element(want string, re *regexp.Regexp, got []byte) bool {
 // conditions on fields: each of these goes through it.
 const maxNames = 1 << 10
 
-// answers reports whether the arm's rule answers preflights.
-func answers(a *snapshot.Match) bool {
+// answersPreflight reports whether the arm's rule answers preflights.
+func answersPreflight(a *snapshot.Match) bool {
 	return a.Rule.Invalid == "" && a.Rule.Pipe != nil && a.Rule.Pipe.CORS != nil
 }
 

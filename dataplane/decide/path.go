@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 )
@@ -14,8 +13,8 @@ import (
 // is refused where there is policy.
 const maxRounds = 4
 
-// spelled reports whether a path could be read as another one.
-func spelled(path []byte) bool {
+// hasAliases reports whether a path could be read as another one.
+func hasAliases(path []byte) bool {
 	for i, c := range path {
 		switch c {
 		case '%', '\\', ';':
@@ -31,17 +30,17 @@ func spelled(path []byte) bool {
 
 // plain is the path, without its query, as the most forgiving application reads
 // it: escapes decoded until there are none, backslashes as slashes, no path
-// parameters, no empty elements, no dot segments (RFC 3986 5.2.4). A trailing slash stays. third
-// says that there is another reading than this and the raw one: a ".." among its elements,
+// parameters, no empty elements, no dot segments (RFC 3986 5.2.4). A trailing slash stays.
+// thirdReading says that there is another reading than this and the raw one: a ".." among its elements,
 // from which whoever decodes less, or knows no ";" or backslash, climbs elsewhere; a slash
 // that is escaped, or a backslash, behind a ";" (who cuts first does not see it); a NUL, which
 // ends the text of some. ok is false when maxRounds were not enough. It allocates.
-func plain(path []byte) (out []byte, third, ok bool) {
+func plain(path []byte) (out []byte, thirdReading, ok bool) {
 	b, ok := fullyDecoded(path)
 	if !ok {
 		return path, false, false
 	}
-	third = bytes.IndexByte(b, 0) >= 0 || hides(path)
+	thirdReading = bytes.IndexByte(b, 0) >= 0 || hidesSlash(path)
 	out = append(make([]byte, 0, len(b)+1), '/')
 	for i := 0; i < len(b); {
 		if b[i] == '/' || b[i] == '\\' {
@@ -62,7 +61,7 @@ func plain(path []byte) (out []byte, third, ok bool) {
 		case "", ".":
 			continue
 		case "..":
-			third = true
+			thirdReading = true
 			if len(out) > 1 { // the root is above itself
 				out = out[:1+bytes.LastIndexByte(out[:len(out)-1], '/')]
 			}
@@ -73,7 +72,7 @@ func plain(path []byte) (out []byte, third, ok bool) {
 			out = append(out, '/')
 		}
 	}
-	return out, third, true
+	return out, thirdReading, true
 }
 
 // fullyDecoded is b with its escapes decoded until there are none; ok is false when maxRounds were not enough.
@@ -97,9 +96,9 @@ func fullyDecoded(b []byte) (out []byte, ok bool) {
 	return b, true
 }
 
-// hides reports whether an element of the path, as it is split before anything is decoded,
+// hidesSlash reports whether an element of the path, as it is split before anything is decoded,
 // holds a ";" and something behind it that may be read as a slash.
-func hides(path []byte) bool {
+func hidesSlash(path []byte) bool {
 	for len(path) > 0 {
 		name, rest, _ := bytes.Cut(path, []byte("/"))
 		path = rest
@@ -114,30 +113,26 @@ func hides(path []byte) bool {
 	return false
 }
 
-// spelling is the path policy (decision 009) for a request at its source: if the path as
-// it is spelled and as it may be read choose different rules, neither may carry
-// policy; of one rule, RBAC must judge both alike for the caller, peer; and where any rule of the port does, no path has a third reading. self is what no rule means; nil: such a request is refused. walks
-// names what a refused spelling could walk around.
-func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, peer string, r *httpmsg.Head, path, query []byte, t *Trace) (result reading, walks string) {
-	if !policed(p, self) {
+// checkPathAliases is the path policy (decision 009) for a request at its source: if the path
+// as it is spelled and as it may be read choose different rules, neither may carry policy; of one
+// rule, RBAC must judge both alike for the caller; and where any rule of the port carries
+// policy, no path may have a third reading. bypasses names what a refused path could get around.
+func (q *question) checkPathAliases() (result reading, bypasses string) {
+	if !policed(q.prog, q.self) {
 		return oneReading, ""
 	}
-	norm, third, ok := plain(path)
+	norm, thirdReading, ok := plain(q.path)
 	if !ok {
-		if t != nil {
-			t.add("path %q holds escapes more than %d deep", path, maxRounds)
-		}
-		return refused, policyName(p, chosen, self)
+		q.t.deepEscapes(q.path)
+		return refused, policyName(q.prog, q.rule, q.self)
 	}
-	if bytes.Equal(norm, path) {
+	if bytes.Equal(norm, q.path) {
 		return oneReading, ""
 	}
-	if t != nil {
-		t.add("path %q may be read as %q: which rule is that?", path, norm)
-	}
-	other := self
-	if p != nil {
-		a, large := match(p, r, norm, query, t)
+	q.t.alias(q.path, norm)
+	other := q.self
+	if q.prog != nil {
+		a, large := match(q.prog, q.r, norm, q.query, q.t)
 		if large {
 			return tooLarge, a.Rule.Name
 		}
@@ -145,28 +140,21 @@ func spelling(p *snapshot.Program, self, chosen *snapshot.Rule, peer string, r *
 			other = a.Rule
 		}
 	}
-	if other != chosen && (carries(chosen) || carries(other)) {
-		if t != nil {
-			t.add("the two spellings choose different rules (%s, %s), and policy is in force on one of them", ruleText(chosen), ruleText(other))
-		}
-		return refused, policyName(nil, other, chosen)
+	if other != q.rule && (carries(q.rule) || carries(other)) {
+		q.t.aliasChoosesOther(q.rule, other)
+		return refused, policyName(nil, other, q.rule)
 	}
-	if third {
-		if t != nil {
-			t.add("path %q "+textThird+", and policy is in force on the port", path)
-		}
-		return refused, policyName(p, chosen, other, self)
+	if thirdReading {
+		q.t.thirdReading(q.path, "port")
+		return refused, policyName(q.prog, q.rule, other, q.self)
 	}
-	if chosen != nil && chosen.Pipe != nil { // one rule, whose RBAC may name paths
-		if d := spellingOf(chosen.Pipe.RBAC, peer, r.Method, path, norm, t); d != nil {
-			return refused, d.Name
+	if q.rule != nil && q.rule.Pipe != nil { // one rule, whose RBAC may name paths
+		if f := aliasVerdict(q.rule.Pipe.RBAC, q.caller(), q.r.Method, q.path, norm, q.t); f != nil {
+			return refused, f.Name
 		}
 	}
 	return twoReadings, ""
 }
-
-// textThird is what plain says of a path, in the words of explain.
-const textThird = "holds an element \"..\", a slash hidden behind \";\" or a NUL, which applications read in different ways"
 
 // reading is what the path policy makes of a path.
 type reading uint8
@@ -178,8 +166,8 @@ const (
 	tooLarge // for the other spelling to be matched
 )
 
-// spellingOf is the filter whose verdict differs between two spellings; nil: none.
-func spellingOf(list []snapshot.RBAC, peer string, method, path, norm []byte, t *Trace) *snapshot.RBAC {
+// aliasVerdict is the filter that judges two spellings of a path differently, or nil.
+func aliasVerdict(list []snapshot.RBAC, peer string, method, path, norm []byte, t *Trace) *snapshot.RBAC {
 	a, b := denies(list, peer, method, path, nil, nil), denies(list, peer, method, norm, nil, nil)
 	if (a == nil) == (b == nil) {
 		return nil
@@ -187,9 +175,7 @@ func spellingOf(list []snapshot.RBAC, peer string, method, path, norm []byte, t 
 	if a == nil {
 		a = b
 	}
-	if t != nil {
-		t.add("%s allows one of the spellings %q and %q only", a.Name, path, norm)
-	}
+	t.aliasJudgedOtherwise(a, path, norm)
 	return a
 }
 

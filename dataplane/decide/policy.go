@@ -58,9 +58,7 @@ func denies(list []snapshot.RBAC, peer string, method, path []byte, t *Trace, a 
 		f := &list[i]
 		held := holds(f.Policies, peer, f.Deny, method, path)
 		allowed := (held != nil) != f.Deny
-		if t != nil {
-			t.add("%s: %s", f.Name, rbacText(f, held, allowed, peer))
-		}
+		t.rbac(f, held, allowed, peer)
 		switch {
 		case f.Audit && a != nil && i < 64:
 			a.Asked |= 1 << i

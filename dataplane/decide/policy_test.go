@@ -98,7 +98,7 @@ func TestRawTCPIsNoWayAroundAFilter(t *testing.T) {
 					continue
 				}
 				raw, judged := port.Class == model.TCP, w.Inbound != nil
-				if got, want := v.Socket == nil, raw && judged; got != want {
+				if got, want := v.Deliver.Socket == nil, raw && judged; got != want {
 					t.Errorf("%s, raw %v, judged %v: delivered over TCP %v, want %v", f, raw, judged, got, want)
 				}
 				counts[fmt.Sprintf("raw %v, judged %v", raw, judged)]++
@@ -164,7 +164,7 @@ func access(v *decide.Verdict) string {
 			out += " asks " + v.Pipe.Authz.Name
 		}
 	}
-	return fmt.Sprint(out, v.Respelled, v.Port)
+	return fmt.Sprint(out, v.Respelled, v.Deliver.Port)
 }
 
 // spoil makes one object of n, which shares its parts with another mesh, invalid, and says which; "": there is none.

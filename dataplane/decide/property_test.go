@@ -73,10 +73,10 @@ func unfit(s *snapshot.Snapshot, f *model.Flow, v decide.Verdict, request bool) 
 		if request || f.Dir != model.Captured || f.Sniff != model.SniffNone {
 			return "sniff again"
 		}
-		if v.Race && v.Wait == 0 {
+		if v.Sniff.Race && v.Sniff.Wait == 0 {
 			return "a race without a bound"
 		}
-		if v.HelloOnly && (v.Race || v.Wait == 0) {
+		if v.Sniff.HelloOnly && (v.Sniff.Race || v.Sniff.Wait == 0) {
 			return "a raw-TCP port with a race or without a bound"
 		}
 	case decide.Serve:
@@ -115,7 +115,7 @@ func unfit(s *snapshot.Snapshot, f *model.Flow, v decide.Verdict, request bool) 
 			return "bad SNI"
 		}
 	case decide.Deliver:
-		if f.Dir != model.Inbound || v.Port != f.Dst.Port() || v.Class != model.HTTP && v.Class != model.TCP {
+		if f.Dir != model.Inbound || v.Deliver.Port != f.Dst.Port() || v.Deliver.Class != model.HTTP && v.Deliver.Class != model.TCP {
 			return "delivery of something else"
 		}
 	}
@@ -161,7 +161,7 @@ func TestExplainAgrees(t *testing.T) {
 				want = decide.Decide(s, &f, 0, nil)
 			}
 			f.Sniff, f.Host = asked.Sniff, asked.Host
-			if want.Action == decide.Serve || want.Action == decide.Deliver && want.Class == model.HTTP {
+			if want.Action == decide.Serve || want.Action == decide.Deliver && want.Deliver.Class == model.HTTP {
 				a, _, ok := httpmsg.Authority(h.Authority)
 				q := h
 				q.Authority = a
@@ -219,7 +219,7 @@ func same(t *testing.T, m *model.Mesh, a, b *snapshot.Snapshot, r *rand.Rand, ex
 
 // whole is everything of a verdict that matters, its endpoints included.
 func whole(f *model.Flow, r *httpmsg.Head, v decide.Verdict) string {
-	out := fmt.Sprint(v.String(), v.Race, v.HelloOnly, v.Wait, v.Status, v.Text)
+	out := fmt.Sprint(v.String(), v.Sniff.Race, v.Sniff.HelloOnly, v.Sniff.Wait, v.Status, v.Text)
 	if v.Awaits != nil {
 		out += " " + v.Awaits.Name.String()
 	}

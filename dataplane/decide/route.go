@@ -1,8 +1,6 @@
 package decide
 
 import (
-	"strings"
-
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
@@ -46,81 +44,106 @@ const (
 // A request for an upgrade has r.Upgrade set and is routed like any other, whether it
 // came as HTTP/1.1 or as extended CONNECT (RFC 8441), whose method the engine makes
 // GET; a plain CONNECT is answered 404.
-func Route(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, pick uint32, t *Trace) Verdict {
-	if t != nil {
-		t.add("request %s", model.RequestString(r))
-	}
+func Route(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, pick uint32, t *Trace) (v Verdict) {
+	t.request(r)
 	if len(r.Upgrade) == 0 && string(r.Method) == "CONNECT" { // contract 4.8
-		return Verdict{Action: Reply, Reason: Connect, Status: 404, Text: textConnect}
+		v.answer(Reply, Connect, "", 404, textConnect)
+		return v
 	}
+	q := question{s: s, f: f, r: r, pick: pick, t: t}
 	switch f.Dir {
 	case model.Captured, model.Proxy:
+		if string(r.Path) == PathReadyz {
+			v.readiness(s, Readyz)
+		} else {
+			q.byAuthority(&v)
+		}
 	case model.Inbound:
-		return deliver(s, f, r, t)
+		q.deliver(&v)
 	default:
-		return Verdict{Action: Refuse, Reason: NoVerdict, Status: 500, Text: textNoVerdict}
+		v.refuse(NoVerdict, "", 500, textNoVerdict)
 	}
-	if string(r.Path) == PathReadyz {
-		if s.Draining() {
-			return Verdict{Action: Reply, Reason: Readyz, Status: 503, Text: "draining\n"}
-		}
-		return Verdict{Action: Reply, Reason: Readyz, Status: 200, Text: "ready\n"}
-	}
-
-	q := question{s: s, f: f, r: r, pick: pick, t: t}
-	n := snapshot.Name(s, r.Authority, f.Namespace)
-	dialled := f.Dst.Port()
-	byHost := f.Dir == model.Proxy || dialled == model.PortProxy // the port is Host's, too
-	svc := n.Service
-	if svc != nil && !byHost && !claims(svc, dialled, n.Port) {
-		if t != nil {
-			t.add("authority %q: %s", r.Authority, foreignText(n, dialled))
-		}
-		svc = nil
-	}
-	if !byHost && s.Semantics() == model.GatewayAPI {
-		if owner := s.Address(f.Dst.Addr()); owner != nil && owner.Mesh() {
-			if n.Service == nil && !n.NoCaller && string(r.Path) == PathLive {
-				return Verdict{Action: Reply, Reason: Live, Status: 200, Text: "live\n"}
-			}
-			if t != nil {
-				t.add("the dialled address is %s's (%s): it is meant, whatever the authority %q says (routeSemantics GatewayAPI)", owner.Rule, owner.Kind, r.Authority)
-			}
-			return q.reach(owner, dialled, dialled, false)
-		}
-	}
-	if n.NoCaller {
-		return Verdict{Action: Refuse, Reason: CallerNamespaceUnknown, Status: 421, Text: textNoCaller}
-	}
-	if svc == nil {
-		return q.foreign(n, byHost)
-	}
-	if t != nil {
-		t.add("authority %q names %s (%s)", r.Authority, svc.Rule, svc.Kind)
-	}
-	if byHost {
-		return q.reach(svc, 0, n.Port, true)
-	}
-	return q.reach(svc, dialled, n.Port, false)
+	return v
 }
 
-// question is what Route was asked.
+// readiness answers a readiness probe.
+func (v *Verdict) readiness(s *snapshot.Snapshot, why Reason) {
+	if s.Draining() {
+		v.answer(Reply, why, "", 503, "draining\n")
+	} else {
+		v.answer(Reply, why, "", 200, "ready\n")
+	}
+}
+
+// liveness answers a liveness probe.
+func (v *Verdict) liveness() { v.answer(Reply, Live, "", 200, "live\n") }
+
+// question is what Route was asked, and what its steps have found.
 type question struct {
 	s    *snapshot.Snapshot
 	f    *model.Flow
 	r    *httpmsg.Head
 	pick uint32
 	t    *Trace
-	cors *snapshot.CORS // of the rule that the request was taken by
 
-	audited Audited
+	// A request at a port of a service, on its way through the steps of contract 10.7.
+
+	path, query []byte
+	prog        *snapshot.Program // of the port; nil: no routes are attached
+	self        *snapshot.Rule    // what is in force where no rule matches; nil: such a request is refused
+	rule        *snapshot.Rule    // the rule of a route that matched, else self
+	matched     *snapshot.Rule    // the rule of a route that matched, or nil
+	name        string            // of the object that chose
+	backend     *snapshot.Backend
+	pipe        *snapshot.FilterChain // of the rule, and of the backend once that is drawn
+	prefix      int                   // the length of what the rule's prefix match matched of the path
+	reason      Reason                // why the request is forwarded
+	respelled   bool                  // as of Verdict
+}
+
+// byAuthority finds out which service a request is for (contract 4.3).
+func (q *question) byAuthority(v *Verdict) {
+	f, r := q.f, q.r
+	n := snapshot.Name(q.s, r.Authority, f.Namespace)
+	dialled := f.Dst.Port()
+	byHost := f.Dir == model.Proxy || dialled == model.PortProxy // the port is Host's, too
+	svc := n.Service
+	if svc != nil && !byHost && !ownsName(svc, dialled, n.Port) {
+		q.t.authorityForeign(r.Authority, &n, dialled)
+		svc = nil
+	}
+	if !byHost && q.s.Semantics() == model.GatewayAPI {
+		if owner := q.s.Address(f.Dst.Addr()); owner != nil && owner.Mesh() {
+			if n.Service == nil && !n.NoCaller && string(r.Path) == PathLive {
+				v.liveness()
+				return
+			}
+			q.t.dialledOwner(owner, r.Authority)
+			q.reach(v, owner, dialled, dialled, false)
+			return
+		}
+	}
+	switch {
+	case n.NoCaller:
+		v.refuse(CallerNamespaceUnknown, "", 421, textNoCaller)
+		return
+	case svc == nil:
+		q.foreign(v, n, byHost)
+		return
+	}
+	q.t.authorityOwned(r.Authority, svc)
+	if byHost {
+		dialled = 0
+	}
+	q.reach(v, svc, dialled, n.Port, byHost)
 }
 
 // reach is a request for svc. Of a dial, the port is the dialled one and the authority
 // may name it, or none (contract 4.3a); byHost it is the authority's, 80 by default (4.3b).
-func (q *question) reach(svc *snapshot.Service, dialled, named uint16, byHost bool) Verdict {
+func (q *question) reach(v *Verdict, svc *snapshot.Service, dialled, named uint16, byHost bool) {
 	if svc.Broken != "" {
-		return Verdict{Action: Refuse, Reason: BrokenService, Rule: svc.Rule, Status: 500, Text: svc.Broken}
+		v.refuse(BrokenService, svc.Rule, 500, svc.Broken)
+		return
 	}
 	port := dialled
 	if byHost {
@@ -129,10 +152,9 @@ func (q *question) reach(svc *snapshot.Service, dialled, named uint16, byHost bo
 		}
 	}
 	if svc.Cold && !model.DialledPort(port) && !model.DialledPort(named) {
-		if q.t != nil {
-			q.t.add("%s has no pod here, and nothing says which ports it has", svc.Rule)
-		}
-		return q.empty(svc, svc.Rule, nil, svc.Texts)
+		q.t.unknownPorts(svc)
+		q.empty(v, svc, svc.Rule, nil, svc.Texts)
+		return
 	}
 	p := svc.Port(port)
 	if !byHost && svc.Kind == snapshot.MeshOnly {
@@ -141,32 +163,31 @@ func (q *question) reach(svc *snapshot.Service, dialled, named uint16, byHost bo
 	isHTTP := p != nil && p.Class == model.HTTP
 	switch {
 	case isHTTP && (byHost || named == 0 || named == port):
-		return q.route(svc, p)
+		q.route(v, svc, p)
 	case isHTTP:
-		return q.refuse(svc, PortMismatch, svc.Texts.PortMismatch, port, named)
+		q.misaddressed(v, svc, PortMismatch, svc.Texts.PortMismatch, port, named)
 	case byHost && named == 0:
-		return q.refuse(svc, PortRequired, svc.Texts.PortRequired, port, named)
+		q.misaddressed(v, svc, PortRequired, svc.Texts.PortRequired, port, named)
 	case byHost && p != nil:
-		return q.refuse(svc, PortNotHTTP, svc.Texts.PortNotHTTP, port, named)
+		q.misaddressed(v, svc, PortNotHTTP, svc.Texts.PortNotHTTP, port, named)
+	default:
+		q.misaddressed(v, svc, PortNotDeclared, svc.Texts.PortNotDeclared, port, named)
 	}
-	return q.refuse(svc, PortNotDeclared, svc.Texts.PortNotDeclared, port, named)
 }
 
-// refuse is a 421 (contract 4.4).
-func (q *question) refuse(svc *snapshot.Service, why Reason, text string, port, named uint16) Verdict {
-	if q.t != nil {
-		q.t.add("%s", refusalText(why, port, named))
-		q.t.add("%s", wouldWork(q.s, svc, q.f.Namespace))
-	}
-	return Verdict{Action: Refuse, Reason: why, Rule: svc.Rule, Status: 421, Text: text}
+// misaddressed refuses a request for the wrong port: a 421 (contract 4.4).
+func (q *question) misaddressed(v *Verdict, svc *snapshot.Service, why Reason, text string, port, named uint16) {
+	q.t.wrongPort(q.s, svc, q.f.Namespace, why, port, named)
+	v.refuse(why, svc.Rule, 421, text)
 }
 
 // foreign is a request that names no service for this caller.
-func (q *question) foreign(n snapshot.Named, byHost bool) Verdict {
+func (q *question) foreign(v *Verdict, n snapshot.Named, byHost bool) {
 	s, f, r := q.s, q.f, q.r
 	// The prober's question, under any name that is not a service's.
 	if n.Service == nil && string(r.Path) == PathLive {
-		return Verdict{Action: Reply, Reason: Live, Status: 200, Text: "live\n"}
+		v.liveness()
+		return
 	}
 	pod := s.WorkloadOf(f)
 	floor := f.Dir == model.Captured && (!byHost || pod == nil || pod.Capture.RedirectAll)
@@ -174,153 +195,187 @@ func (q *question) foreign(n snapshot.Named, byHost bool) Verdict {
 	// the mesh's (contract 4.3b, 4.6), and for all names where the alternative
 	// is a 404 anyway.
 	if byHost && n.WellFormed && model.DialledPort(n.Port) && (n.Below || !floor) {
-		return Verdict{Action: Refuse, Reason: PortNotDeclared, Status: 421, Text: textReservedPort}
+		v.refuse(PortNotDeclared, "", 421, textReservedPort)
+		return
 	}
-	if q.t != nil && n.Service == nil {
-		q.t.add("authority %q: %s", r.Authority, foreignText(n, f.Dst.Port()))
+	if n.Service == nil {
+		q.t.authorityForeign(r.Authority, &n, f.Dst.Port())
 	}
 	if floor {
-		return Verdict{Action: Passthrough, Reason: NotMesh}
+		v.set(Passthrough, NotMesh, "")
+		return
 	}
-	if q.t != nil {
-		nearNames(q.t, s, string(r.Authority), f.Namespace)
-	}
-	return Verdict{Action: Refuse, Reason: NoSuchName, Status: 404, Text: textNoSuchName}
+	q.t.similarNames(s, r.Authority, f.Namespace)
+	v.refuse(NoSuchName, "", 404, textNoSuchName)
 }
 
 // route runs a port's rules in the order of contract 10.7: the rule, with the path
 // policy; RBAC; then what answers by itself; then the backend.
-func (q *question) route(svc *snapshot.Service, p *snapshot.Port) Verdict {
-	v := q.byRule(svc, p)
-	v.CORS, v.Audited = q.cors, q.audited
-	return v
+func (q *question) route(v *Verdict, svc *snapshot.Service, p *snapshot.Port) {
+	q.path, q.query = cutPath(q.r.Path)
+	q.self, q.rule, q.name, q.reason, q.backend = p.Self, p.Self, svc.Rule, DeclaredHTTP, p.Backend
+	if q.self.Invalid != "" { // what is in force on the whole service cannot be honoured
+		v.refuse(InvalidBackend, svc.Rule, 500, q.self.Invalid)
+		return
+	}
+	if q.prog = p.ProgramFor(q.f.Namespace); q.prog != nil {
+		if q.prog != p.Program {
+			q.t.consumerRoutes(q.f.Namespace)
+		}
+		if q.prog.Invalid != "" {
+			v.refuse(InvalidBackend, svc.Rule, 500, q.prog.Invalid)
+			return
+		}
+		if large := q.findRule(v); large != nil {
+			v.refuse(TooLarge, large.Name, 431, textTooLarge)
+			return
+		}
+	}
+	if hasAliases(q.path) && q.refusedPath(v) {
+		return
+	}
+	switch {
+	case q.rule == nil:
+		q.t.noRule(true)
+		v.refuse(NoRule, svc.Rule, 404, textNoRule)
+		return
+	case q.rule.Invalid != "":
+		v.refuse(InvalidBackend, q.name, 500, q.rule.Invalid)
+		return
+	}
+	if q.pipe = q.rule.Pipe; q.pipe != nil {
+		if f := q.rbac(v); f != nil {
+			v.refuse(RBACDenied, f.Name, 403, textRBAC)
+			return
+		}
+		q.t.authz(q.pipe)
+		if why, status, text := ruleAnswer(q.pipe, q.r); why != 0 {
+			q.reply(v, why, status, text)
+			return
+		}
+	}
+	if len(q.rule.Backends) > 0 {
+		q.drawBackend(v)
+		return
+	}
+	if q.matched != nil && q.prog.Strict {
+		q.t.noBackend()
+		v.refuse(InvalidBackend, q.name, 500, textNoBackend)
+		return
+	}
+	q.forward(v)
 }
 
-func (q *question) byRule(svc *snapshot.Service, p *snapshot.Port) Verdict {
-	r, t := q.r, q.t
-	prog := p.ProgramFor(q.f.Namespace)
-	if t != nil && prog != nil && prog != p.Program {
-		t.add("routes of the caller's own namespace %s are attached to the port: they stand in the place of the producer's (GEP-1426)", q.f.Namespace)
+// refusedPath applies the path policy to the request, and reports whether that refuses it.
+func (q *question) refusedPath(v *Verdict) bool {
+	switch result, bypasses := q.checkPathAliases(); result {
+	case refused:
+		v.refuse(PathSpelling, bypasses, 403, textSpelling)
+		return true
+	case tooLarge:
+		v.refuse(TooLarge, bypasses, 431, textTooLarge)
+		return true
+	case twoReadings:
+		q.respelled = q.rule != nil && q.rule.Pipe != nil && q.rule.Pipe.Authz != nil
 	}
-	path, query := cutPath(r.Path)
-	chosen, self, prefix := p.Self, p.Self, 0
-	if self.Invalid != "" { // what is in force on the whole service cannot be honoured
-		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: svc.Rule, Status: 500, Text: self.Invalid}
+	return false
+}
+
+// findRule takes the rule that the request matches. A rule for which the request is too large to
+// tell is returned.
+func (q *question) findRule(v *Verdict) (large *snapshot.Rule) {
+	strict := q.prog.Strict
+	if strict {
+		q.rule, q.self = nil, nil
 	}
-	v := Verdict{Action: Forward, Reason: DeclaredHTTP, Rule: svc.Rule, Backend: p.Backend}
-	if prog != nil {
-		if prog.Invalid != "" {
-			return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: svc.Rule, Status: 500, Text: prog.Invalid}
-		}
-		if prog.Strict {
-			chosen, self = nil, nil
-		}
-		a, large := match(prog, r, path, query, t)
-		if large {
-			return Verdict{Action: Refuse, Reason: TooLarge, Rule: a.Rule.Name, Status: 431, Text: textTooLarge}
-		}
-		if a != nil {
-			chosen = a.Rule
-			if answers(a) {
-				q.cors = chosen.Pipe.CORS
-			}
-			v.Matched, v.Rule, v.Reason = chosen, chosen.Name, HTTPRoute
-			if chosen.GRPC {
-				v.Reason = GRPCRoute
-			}
-			if a.PathKind == model.PathPrefix {
-				prefix = len(a.Path)
-			}
-		} else if t != nil && !prog.Strict {
-			t.add("no rule matches: the port itself")
-		}
-	}
-	if spelled(path) {
-		result, walks := spelling(prog, self, chosen, q.caller(), r, path, query, t)
-		switch result {
-		case refused:
-			return Verdict{Action: Refuse, Reason: PathSpelling, Rule: walks, Status: 403, Text: textSpelling}
-		case tooLarge:
-			return Verdict{Action: Refuse, Reason: TooLarge, Rule: walks, Status: 431, Text: textTooLarge}
-		}
-		v.Respelled = result == twoReadings && chosen != nil && chosen.Pipe != nil && chosen.Pipe.Authz != nil
-	}
+	a, tooLarge := match(q.prog, q.r, q.path, q.query, q.t)
 	switch {
-	case chosen == nil:
-		if t != nil {
-			t.add("no rule matches, and with routes attached that is a 404 (routeSemantics GatewayAPI)")
+	case tooLarge:
+		return a.Rule
+	case a == nil:
+		if !strict {
+			q.t.noRule(false)
 		}
-		return Verdict{Action: Refuse, Reason: NoRule, Rule: svc.Rule, Status: 404, Text: textNoRule}
-	case chosen.Invalid != "":
-		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: v.Rule, Status: 500, Text: chosen.Invalid}
+		return nil
 	}
-	pipe := chosen.Pipe
-	if pipe != nil {
-		if d := q.audited.denied(pipe, q.callerOf(pipe), r.Method, path, t); d != nil {
-			return Verdict{Action: Refuse, Reason: RBACDenied, Rule: d.Name, Status: 403, Text: textRBAC}
-		}
-		if t != nil && pipe.Authz != nil {
-			t.add("%s: the authorization service is asked", pipe.Authz.Name)
-		}
-		if why, status, text := answered(pipe, r); why != 0 {
-			v.Action, v.Reason, v.Status, v.Text = Reply, why, status, text
-			v.Backend, v.Pipe, v.Prefix = nil, pipe, prefix
-			return v
-		}
+	q.rule, q.matched, q.name, q.reason = a.Rule, a.Rule, a.Rule.Name, HTTPRoute
+	if a.Rule.GRPC {
+		q.reason = GRPCRoute
 	}
-	if v.Matched != nil && len(chosen.Backends) == 0 && prog.Strict {
-		if t != nil {
-			t.add("the rule has no backendRefs, and with routes attached that is a 500 (routeSemantics GatewayAPI)")
-		}
-		return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: v.Rule, Status: 500, Text: textNoBackend}
+	if answersPreflight(a) {
+		v.CORS = a.Rule.Pipe.CORS
 	}
-	if len(chosen.Backends) > 0 {
-		if chosen.WeightSum == 0 { // nobody may have it, and nothing is wrong with the rule
-			return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: v.Rule, Status: 503, Text: textNoWeight}
-		}
-		b := share(chosen.Backends, chosen.WeightSum, q.pick)
-		if b.Invalid != "" {
-			if t != nil {
-				t.add("the share that was drawn has no valid backend: %s", strings.TrimSpace(b.Invalid))
-			}
-			return Verdict{Action: Refuse, Reason: InvalidBackend, Rule: v.Rule, Status: 500, Text: b.Invalid, Matched: v.Matched}
-		}
-		if t != nil && len(chosen.Backends) > 1 {
-			t.add("%s drawn out of %d backends by weight", b.Backend.Name, len(chosen.Backends))
-		}
-		v.Backend, pipe = b.Backend, b.Pipe
-		if pipe != nil && pipe.Redirect != nil { // the backend's own
-			v.Action, v.Reason, v.Status, v.Text = Reply, Redirect, pipe.Redirect.Status, textRedirect
-			v.Backend, v.Pipe, v.Prefix = nil, pipe, prefix
-			return v
-		}
+	if a.PathKind == model.PathPrefix {
+		q.prefix = len(a.Path)
 	}
-	if pipe != nil && len(pipe.Query) > 0 && manyParameters(query) {
-		if t != nil {
-			t.add("the query has more than %d parameters, and filters change it", maxParameters)
-		}
-		return Verdict{Action: Refuse, Reason: TooLarge, Rule: v.Rule, Status: 431, Text: textTooLarge}
+	return nil
+}
+
+// rbac is the first filter of the rule that denies the request to the caller, or nil.
+func (q *question) rbac(v *Verdict) *snapshot.RBAC {
+	if len(q.pipe.RBAC) == 0 {
+		return nil
 	}
-	set := q.s.Endpoints(v.Backend)
+	return v.Audited.denied(q.pipe, q.caller(), q.r.Method, q.path, q.t)
+}
+
+// reply is an answer that the rule, or its backend, gives by itself.
+func (q *question) reply(v *Verdict, why Reason, status int, text string) {
+	v.answer(Reply, why, q.name, status, text)
+	v.Matched, v.Pipe, v.Prefix, v.Respelled = q.matched, q.pipe, q.prefix, q.respelled
+}
+
+// drawBackend draws one of the rule's backends by weight (contract 10.4).
+func (q *question) drawBackend(v *Verdict) {
+	rule := q.rule
+	if rule.WeightSum == 0 { // nobody may have it, and nothing is wrong with the rule
+		v.refuse(NoEndpoint, q.name, 503, textNoWeight)
+		return
+	}
+	b := share(rule.Backends, rule.WeightSum, q.pick)
+	if b.Invalid != "" {
+		q.t.invalidBackend(b)
+		v.refuse(InvalidBackend, q.name, 500, b.Invalid)
+		v.Matched = q.matched
+		return
+	}
+	q.t.drawnBackend(b, len(rule.Backends))
+	q.backend, q.pipe = b.Backend, b.Pipe
+	if d := q.pipe; d != nil && d.Redirect != nil { // the backend's own
+		q.reply(v, Redirect, d.Redirect.Status, textRedirect)
+		return
+	}
+	q.forward(v)
+}
+
+// forward sends the request to the backend: to those of its endpoints that the request selects (contract 5.10).
+func (q *question) forward(v *Verdict) {
+	if q.pipe != nil && len(q.pipe.Query) > 0 && manyParameters(q.query) {
+		q.t.longEditedQuery()
+		v.refuse(TooLarge, q.name, 431, textTooLarge)
+		return
+	}
+	set := q.s.Endpoints(q.backend)
 	if set.Len() == 0 {
-		none := q.empty(q.s.Service(v.Backend.Service), v.Rule, v.Backend, v.Backend.Texts)
-		none.Matched = v.Matched
-		return none
+		q.empty(v, q.s.Service(q.backend.Service), q.name, q.backend, q.backend.Texts)
+		v.Matched = q.matched
+		return
 	}
-	narrowed, pinned, ok := selects(q.s, set, pipe, r, t)
+	narrowed, pinned, ok := selects(q.s, set, q.pipe, q.r, q.t)
 	switch {
 	case !ok:
-		return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: v.Rule, Status: 503, Text: textSelected, Matched: v.Matched}
+		v.refuse(NoEndpoint, q.name, 503, textSelected)
+		v.Matched = q.matched
+		return
 	case pinned == nil && narrowed.Empty():
-		none := q.empty(nil, v.Rule, v.Backend, v.Backend.Texts)
-		none.Matched = v.Matched
-		return none
+		q.empty(v, nil, q.name, q.backend, q.backend.Texts)
+		v.Matched = q.matched
+		return
 	}
-	if t != nil {
-		t.add("%s: %d endpoints, SNI %s", v.Backend.Name, narrowed.Len(), v.Backend.SNI)
-	}
-	v.Set, v.Pinned, v.Pipe, v.Prefix = narrowed, pinned, pipe, prefix
-	return v
+	q.t.endpoints(q.backend, narrowed)
+	v.set(Forward, q.reason, q.name)
+	v.Backend, v.Set, v.Pinned = q.backend, narrowed, pinned
+	v.Matched, v.Pipe, v.Prefix, v.Respelled = q.matched, q.pipe, q.prefix, q.respelled
 }
 
 // caller is the identity of the pod that asks: the one whose listener took the connection, which
@@ -332,16 +387,8 @@ func (q *question) caller() string {
 	return ""
 }
 
-// callerOf is caller where the pipe asks for it.
-func (q *question) callerOf(p *snapshot.FilterChain) string {
-	if len(p.RBAC) == 0 {
-		return ""
-	}
-	return q.caller()
-}
-
-// answered is what a rule answers by itself; no reason: nothing.
-func answered(p *snapshot.FilterChain, r *httpmsg.Head) (why Reason, status int, text string) {
+// ruleAnswer is what a rule answers by itself; without a reason it answers nothing.
+func ruleAnswer(p *snapshot.FilterChain, r *httpmsg.Head) (why Reason, status int, text string) {
 	switch {
 	case p.CORS != nil && preflight(r):
 		return CORSPreflight, 204, ""
@@ -353,64 +400,81 @@ func answered(p *snapshot.FilterChain, r *httpmsg.Head) (why Reason, status int,
 
 // empty is a destination without a healthy endpoint: to be waited for where the
 // rows of its service are on their way, else a 503. svc may be nil: known not to be awaited.
-func (q *question) empty(svc *snapshot.Service, rule string, b *snapshot.Backend, texts *snapshot.Texts) Verdict {
+func (q *question) empty(v *Verdict, svc *snapshot.Service, rule string, b *snapshot.Backend, texts *snapshot.Texts) {
 	if svc != nil && svc.Await {
-		if q.t != nil {
-			q.t.add("%s is in the mesh's catalog and its rows are not here yet (contract 4.6)", svc.Name)
-		}
-		return Verdict{Action: Await, Reason: AwaitRows, Rule: rule, Status: 503, Text: textAwait, Backend: b, Awaits: svc}
+		q.t.awaitedRows(svc.Name)
+		v.answer(Await, AwaitRows, rule, 503, textAwait)
+		v.Backend, v.Awaits = b, svc
+		return
 	}
-	if q.t != nil && b != nil {
-		q.t.add("%s has no healthy endpoint among %d", b.Name, q.s.Endpoints(b).Len())
+	if b != nil {
+		q.t.noHealthyEndpoint(b, q.s.Endpoints(b))
 	}
-	return Verdict{Action: Refuse, Reason: NoEndpoint, Rule: rule, Status: 503, Text: texts.NoEndpoint}
+	v.refuse(NoEndpoint, rule, 503, texts.NoEndpoint)
 }
 
 // deliver is a request that came over the hop (contract 6.3, 6.4).
-func deliver(s *snapshot.Snapshot, f *model.Flow, r *httpmsg.Head, t *Trace) Verdict {
+func (q *question) deliver(v *Verdict) {
+	s, f, r := q.s, q.f, q.r
 	switch string(r.Path) {
 	case PathLive:
-		return Verdict{Action: Reply, Reason: Live, Status: 200, Text: "live\n"}
+		v.liveness()
+		return
 	case PathReady:
-		if s.Draining() {
-			return Verdict{Action: Reply, Reason: Ready, Status: 503, Text: "draining\n"}
-		}
-		return Verdict{Action: Reply, Reason: Ready, Status: 200, Text: "ready\n"}
+		v.readiness(s, Ready)
+		return
 	}
-	v := inbound(s, f, t)
+	inbound(s, f, q.t, v)
 	switch {
 	case v.Action != Deliver:
 		v.Status, v.Text = 421, textUnknownPort
-		return v
-	case v.Class != model.HTTP: // the pod's declaration changed under the connection
-		return Verdict{Action: Refuse, Reason: UnknownSNI, Rule: v.Rule, Status: 421, Text: textUnknownPort}
+		return
+	case v.Deliver.Class != model.HTTP: // the pod's declaration changed under the connection
+		q.reject(v, UnknownSNI, v.Rule, 421, textUnknownPort)
+		return
 	}
 	pipe := s.WorkloadOf(f).Inbound
 	if pipe == nil {
-		return v
+		return
 	}
-	path, _ := cutPath(r.Path)
-	if pipe.Policy() && spelled(path) {
-		norm, third, ok := plain(path)
-		if third || !ok {
-			if t != nil && ok {
-				t.add("path %q "+textThird+", and policy is in force on the pod", path)
-			}
-			return Verdict{Action: Refuse, Reason: PathSpelling, Rule: firstPolicy(pipe), Status: 403, Text: textSpelling}
+	q.path, _ = cutPath(r.Path)
+	if pipe.Policy() && hasAliases(q.path) {
+		result, bypasses := q.checkInboundAliases(pipe)
+		if result == refused {
+			q.reject(v, PathSpelling, bypasses, 403, textSpelling)
+			return
 		}
-		if string(norm) != string(path) {
-			if d := spellingOf(pipe.RBAC, f.Peer, r.Method, path, norm, t); d != nil {
-				return Verdict{Action: Refuse, Reason: PathSpelling, Rule: d.Name, Status: 403, Text: textSpelling}
-			}
-			v.Respelled = pipe.Authz != nil
-		}
+		v.Respelled = result == twoReadings && pipe.Authz != nil
 	}
-	if d := v.Audited.denied(pipe, f.Peer, r.Method, path, t); d != nil {
-		return Verdict{Action: Refuse, Reason: RBACDenied, Rule: d.Name, Status: 403, Text: textRBAC, Audited: v.Audited}
+	if d := v.Audited.denied(pipe, f.Peer, r.Method, q.path, q.t); d != nil {
+		q.reject(v, RBACDenied, d.Name, 403, textRBAC)
+		return
 	}
-	if t != nil && pipe.Authz != nil {
-		t.add("%s: the authorization service is asked", pipe.Authz.Name)
-	}
+	q.t.authz(pipe)
 	v.Pipe = pipe
-	return v
+}
+
+// reject refuses a request that was to be delivered; what filters that only count made of it stays.
+func (q *question) reject(v *Verdict, why Reason, rule string, status int, text string) {
+	*v = Verdict{Audited: v.Audited}
+	v.refuse(why, rule, status, text)
+}
+
+// checkInboundAliases is the path policy (decision 009) at the destination, where one pipe is in
+// force whatever the path is.
+func (q *question) checkInboundAliases(pipe *snapshot.FilterChain) (result reading, bypasses string) {
+	norm, thirdReading, ok := plain(q.path)
+	switch {
+	case !ok:
+		return refused, firstPolicy(pipe)
+	case thirdReading:
+		q.t.thirdReading(q.path, "pod")
+		return refused, firstPolicy(pipe)
+	case string(norm) == string(q.path):
+		return oneReading, ""
+	}
+	if f := aliasVerdict(pipe.RBAC, q.f.Peer, q.r.Method, q.path, norm, q.t); f != nil {
+		return refused, f.Name
+	}
+	return twoReadings, ""
 }

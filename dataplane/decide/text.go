@@ -159,28 +159,18 @@ func podPortsText(pod *snapshot.Workload) string {
 	return strings.Join(out, ", ")
 }
 
-// maxNear bounds how many services a trace proposes.
-const maxNear = 5
+// maxSimilar bounds how many services a trace proposes.
+const maxSimilar = 5
 
-// nearNames says which services a name that is none could have meant: those of the same first label.
-func nearNames(t *Trace, s *snapshot.Snapshot, authority, caller string) {
-	host := authority
-	if i := strings.IndexByte(host, ':'); i >= 0 {
-		host = host[:i]
+// foreignText says why an authority is no mesh name on a captured dial.
+func foreignText(n *snapshot.Named, dialled uint16) string {
+	switch {
+	case n.Service != nil:
+		return "names " + n.Service.Rule + ", a user's Service that no route names, by another port than its pods' HTTP port dialled"
+	case !n.WellFormed:
+		return "no host name"
+	case n.Below:
+		return "below the mesh domain, and there is no such service"
 	}
-	label, _, _ := strings.Cut(strings.ToLower(host), ".")
-	n := 0
-	for _, svc := range s.Services() {
-		if svc.Name.Name != label {
-			continue
-		}
-		if n++; n > maxNear {
-			t.add("and more services called %s", label)
-			return
-		}
-		t.add("%s is there: %s", svc.Rule, wouldWork(s, svc, caller))
-	}
-	if n == 0 {
-		t.add("no service is called %q in any namespace", label)
-	}
+	return "names no service for this caller"
 }

@@ -14,7 +14,6 @@
 package decide
 
 import (
-	"fmt"
 	"strconv"
 	"time"
 
@@ -28,14 +27,14 @@ type Action uint8
 // The actions.
 const (
 	// Sniff: look at the first bytes, then ask Decide again on the same
-	// snapshot with the result. Race, HelloOnly, Wait and the comment on Decide say how.
+	// snapshot with the result. Verdict.Sniff and the comment on Decide say how.
 	Sniff Action = iota + 1
 	// Serve: it is HTTP for the mesh; ask Route for every request.
 	Serve
 	// Forward to Backend over the hop: raw bytes from Decide, one HTTP request from Route.
 	Forward
 	// Deliver to the application of this pod, 127.0.0.1:Port (or its Unix
-	// socket). From Decide with Class HTTP: ask Route for every request.
+	// socket). From Decide with class HTTP: ask Route for every request.
 	Deliver
 	// Passthrough: to the address that was dialled, untouched by the mesh.
 	// From Decide the connection for life, from Route one HTTP request.
@@ -172,20 +171,16 @@ func (r Reason) Header() string {
 type Verdict struct {
 	Action Action
 	Reason Reason
+	// Respelled: Pipe.Authz is to be asked about AuthzPath too, and both must be allowed.
+	Respelled bool // it stands here for the size of a Verdict
 	// Rule is the object that said so: "Service shop/cart", "HTTPRoute
 	// shop/cart rule 1", "Pod shop/cart-1"; "" when no object did.
 	Rule string
 
-	// Race, of a Sniff: the dialled address is none of the mesh's. Dial it
-	// meanwhile; if it speaks first, the result is SniffSilent.
-	Race bool
-	// HelloOnly, of a Sniff: a raw-TCP port with TLSRoutes. Nothing but a
-	// ClientHello matters: a first byte that begins none is SniffOpaque at once
-	// (contract 4.2 steps 1 and 2).
-	HelloOnly bool
-	// Wait, of a Sniff: how long the client may be silent before the result is
-	// SniffSilent. 0: as long as any downstream connection may be idle.
-	Wait time.Duration
+	// Sniff of a Sniff.
+	Sniff Listening
+	// Deliver of a Deliver.
+	Deliver Application
 
 	// Status and Text (a body, plain text) of a Refuse, Reply or Await to an HTTP
 	// request. Status 0: a connection; close it. A 204 has no Text.
@@ -218,16 +213,45 @@ type Verdict struct {
 	Audited Audited
 	// Prefix is the length in bytes of what the rule's prefix match matched of the path.
 	Prefix int
-	// Respelled: Pipe.Authz is to be asked about AuthzPath too, and both must be allowed.
-	Respelled bool
+}
 
-	// Port, Class and App of a Deliver: the application's port, what it
-	// speaks, and the codec to speak to it.
+// Listening says how the first bytes of a connection are read.
+type Listening struct {
+	// Wait is how long the client may be silent before the result is SniffSilent.
+	// 0: as long as any downstream connection may be idle.
+	Wait time.Duration
+	// Race: the dialled address is none of the mesh's. Dial it meanwhile; if it
+	// speaks first, the result is SniffSilent.
+	Race bool
+	// HelloOnly: a raw-TCP port with TLSRoutes. Nothing but a ClientHello
+	// matters: a first byte that begins none is SniffOpaque at once
+	// (contract 4.2 steps 1 and 2).
+	HelloOnly bool
+}
+
+// Application is where the application of this pod is.
+type Application struct {
 	Port  uint16
-	Class model.Class
-	App   model.AppCodec
-	// Socket of a Deliver is where the application takes the port; nil: at 127.0.0.1:Port.
+	Class model.Class    // what it speaks
+	App   model.AppCodec // the codec to speak to it, of Class HTTP
+	// Socket is where the application takes the port; nil: at 127.0.0.1:Port.
 	Socket *model.Socket
+}
+
+// set is a verdict on a connection; v is the zero value. Verdicts are filled in place: they are
+// large, and copies of them would be a third of what a decision costs.
+func (v *Verdict) set(a Action, why Reason, rule string) {
+	v.Action, v.Reason, v.Rule = a, why, rule
+}
+
+// answer is a verdict on a request that the proxy answers itself.
+func (v *Verdict) answer(a Action, why Reason, rule string, status int, text string) {
+	v.Action, v.Reason, v.Rule, v.Status, v.Text = a, why, rule, status, text
+}
+
+// refuse is a verdict on a request that is refused.
+func (v *Verdict) refuse(why Reason, rule string, status int, text string) {
+	v.answer(Refuse, why, rule, status, text)
 }
 
 // String is a stable text: the action with its details, then the reason and
@@ -244,27 +268,27 @@ func (v Verdict) String() string {
 	b = append(b, v.Action.String()...)
 	switch v.Action {
 	case Sniff:
-		if v.Race {
+		if v.Sniff.Race {
 			b = append(b, " race"...)
 		}
-		if v.HelloOnly {
+		if v.Sniff.HelloOnly {
 			b = append(b, " hello"...)
 		}
-		if v.Wait != 0 {
-			b = append(append(b, ' '), v.Wait.String()...)
+		if v.Sniff.Wait != 0 {
+			b = append(append(b, ' '), v.Sniff.Wait.String()...)
 		}
 	case Forward:
 		if v.Backend != nil {
 			b = append(append(b, ' '), v.Backend.Name...)
 		}
 	case Deliver:
-		b = strconv.AppendUint(append(b, ' '), uint64(v.Port), 10)
-		b = append(append(b, ' '), v.Class.String()...)
-		if v.Class == model.HTTP {
-			b = append(append(b, ' '), v.App.String()...)
+		b = strconv.AppendUint(append(b, ' '), uint64(v.Deliver.Port), 10)
+		b = append(append(b, ' '), v.Deliver.Class.String()...)
+		if v.Deliver.Class == model.HTTP {
+			b = append(append(b, ' '), v.Deliver.App.String()...)
 		}
-		if v.Socket != nil {
-			b = append(append(b, ' '), v.Socket.Name...)
+		if v.Deliver.Socket != nil {
+			b = append(append(b, ' '), v.Deliver.Socket.Name...)
 		}
 	case Refuse, Reply, Await:
 		if v.Status != 0 {
@@ -276,17 +300,4 @@ func (v Verdict) String() string {
 		b = append(append(b, ' '), v.Rule...)
 	}
 	return string(append(b, ')'))
-}
-
-// Step is one thing that was looked at, in words.
-type Step struct{ Text string }
-
-// Trace records how a verdict came about. A nil Trace records nothing. Not
-// safe for concurrent use.
-type Trace struct{ Steps []Step }
-
-// add records a step. Callers check for nil first, so that nothing is
-// formatted, and nothing escapes, on the ordinary path.
-func (t *Trace) add(format string, args ...any) {
-	t.Steps = append(t.Steps, Step{fmt.Sprintf(format, args...)})
 }

@@ -28,9 +28,9 @@ func failureOf(code exchange.Code, cause error, v *decide.Verdict) failure {
 	}
 	switch code {
 	case exchange.Connect:
-		where := "on port " + strconv.Itoa(int(v.Port)) + " of 127.0.0.1"
-		if v.Socket != nil {
-			where = "at " + v.Socket.Name + " of its volume"
+		where := "on port " + strconv.Itoa(int(v.Deliver.Port)) + " of 127.0.0.1"
+		if v.Deliver.Socket != nil {
+			where = "at " + v.Deliver.Socket.Name + " of its volume"
 		}
 		return failure{503, "UF", "upstream_connection_failure", "the application does not listen " + where + "\n"}
 	case exchange.Protocol:

@@ -182,7 +182,7 @@ func (in *Inbound) serve(l *engine.Loop, p *Pod, tc *net.TCPConn, start int64) {
 		return
 	}
 	rec := h.Record()
-	if c.v.Class == model.TCP {
+	if c.v.Deliver.Class == model.TCP {
 		in.relay(l, c, h, rec)
 		return
 	}
@@ -330,14 +330,14 @@ func (in *Inbound) relay(l *engine.Loop, c *conn, h *meshhop.Inbound, rec record
 
 // connect connects to the application, for a raw-TCP port.
 func (c *conn) connect(ctx context.Context) (relay.Conn, error) {
-	if s := c.v.Socket; s != nil {
+	if s := c.v.Deliver.Socket; s != nil {
 		app, err := socket.DialUnix(ctx, unixOf(s))
 		if err != nil {
 			return nil, err
 		}
 		return app, nil
 	}
-	app, err := c.pod.Sockets.Connect(ctx, appAddr(c.v.Port))
+	app, err := c.pod.Sockets.Connect(ctx, appAddr(c.v.Deliver.Port))
 	if err != nil {
 		return nil, err
 	}
@@ -412,12 +412,12 @@ func (in *Inbound) Request(x *exchange.Exchange) {
 }
 
 func (in *Inbound) deliver(x *exchange.Exchange, c *conn, rq *reqState) {
-	h2 := rq.v.App == model.AppH2C
-	if s := rq.v.Socket; s != nil {
+	h2 := rq.v.Deliver.App == model.AppH2C
+	if s := rq.v.Deliver.Socket; s != nil {
 		c.info.Loop.SendUnix(x, c.pod.Engine, unixOf(s), h2)
 		return
 	}
-	c.info.Loop.Send(x, c.pod.Engine, c.pod.Sockets, appAddr(rq.v.Port), h2, nil)
+	c.info.Loop.Send(x, c.pod.Engine, c.pod.Sockets, appAddr(rq.v.Deliver.Port), h2, nil)
 }
 
 // reply answers locally, with the outcome that the source judges retries by (contract 5.7).
@@ -467,7 +467,7 @@ func (in *Inbound) Failed(x *exchange.Exchange, code exchange.Code) {
 	}
 	if errors.Is(x.Cause, engine.ErrNoTunnel) {
 		rq.cause = causeNoTunnel
-		in.reply(x, rq, 501, causeNoTunnel+": the application on port "+strconv.Itoa(int(rq.v.Port))+" speaks HTTP/2 and does not announce extended CONNECT (RFC 8441), which an upgrade needs; send the request without Upgrade\n", "0", "-", causeNoTunnel)
+		in.reply(x, rq, 501, causeNoTunnel+": the application on port "+strconv.Itoa(int(rq.v.Deliver.Port))+" speaks HTTP/2 and does not announce extended CONNECT (RFC 8441), which an upgrade needs; send the request without Upgrade\n", "0", "-", causeNoTunnel)
 		return
 	}
 	if code == exchange.Connect {
@@ -545,8 +545,8 @@ func (c *conn) entry(e *journal.Entry, v *decide.Verdict) {
 	e.Pod, e.Container = c.pod.Name, c.pod.Container
 	e.Dst, e.Sniff, e.Peer = c.flow.Dst.AddrPort, c.flow.Sniff, c.flow.Peer
 	e.Action, e.Reason, e.Rule = v.Action.String(), v.Reason.String(), v.Rule
-	if v.Socket != nil {
-		e.Socket = v.Socket.Name
+	if v.Deliver.Socket != nil {
+		e.Socket = v.Deliver.Socket.Name
 	}
 }
 

@@ -34,7 +34,7 @@ func (n *LocalDestination) Admit(l *engine.Loop, m *meshhop.LocalPeer) *engine.C
 		c.record(0, 0, "proxy", "")
 		return nil
 	}
-	if c.v.Class != model.HTTP {
+	if c.v.Deliver.Class != model.HTTP {
 		return nil // declared raw TCP meanwhile: the next snapshot sends it elsewhere
 	}
 	c.from, c.to = addressNear(c.snap.Workload(m.Key.Pod), m.Key.Endpoint.Addr()), m.Key.Endpoint

@@ -60,12 +60,12 @@ func (c *conn) sniff(snap *snapshot.Snapshot, v decide.Verdict, fd int) {
 		s.put()
 		return
 	}
-	wait := v.Wait
+	wait := v.Sniff.Wait
 	if wait == 0 {
 		wait = idleLimit
 	}
 	l.Arm(&s.timer, s, int64(wait))
-	if v.Race {
+	if v.Sniff.Race {
 		s.race = c.startRace(s)
 	}
 }
@@ -152,7 +152,7 @@ func (s *sniffer) read() {
 			return
 		case n == 0: // no more will come
 			s.last = true
-			if len(s.buf) == 0 && s.race == nil && !s.v.HelloOnly { // who only listens is served by a raw port
+			if len(s.buf) == 0 && s.race == nil && !s.v.Sniff.HelloOnly { // who only listens is served by a raw port
 				s.drop(false)
 				return
 			}
@@ -166,7 +166,7 @@ func (s *sniffer) read() {
 		} else {
 			s.buf = s.buf[:len(s.buf)+n]
 		}
-		if s.v.HelloOnly && s.buf[0] != recordHandshake {
+		if s.v.Sniff.HelloOnly && s.buf[0] != recordHandshake {
 			s.settled(model.SniffOpaque, "")
 			return
 		}
@@ -183,8 +183,8 @@ func (s *sniffer) read() {
 		}
 		if s.race == nil { // the client has begun: it may finish, but not take for ever
 			d := s.until - l.Now()
-			if s.v.Wait != 0 {
-				d = min(d, int64(s.v.Wait))
+			if s.v.Sniff.Wait != 0 {
+				d = min(d, int64(s.v.Sniff.Wait))
 			}
 			l.Arm(&s.timer, s, max(d, 1))
 		}
@@ -240,7 +240,7 @@ func (s *sniffer) settle(r sniff.Result) {
 	if s.done {
 		return
 	}
-	if s.v.HelloOnly && r.Proto != sniff.TLS {
+	if s.v.Sniff.HelloOnly && r.Proto != sniff.TLS {
 		kind := model.SniffOpaque
 		if r.Proto == sniff.None {
 			kind = model.SniffSilent
@@ -289,7 +289,7 @@ func (s *sniffer) settle(r sniff.Result) {
 
 // mustBeHTTP: the port is an HTTP port of the mesh, where what begins like a request is answered
 // rather than passed on (decision 042).
-func (s *sniffer) mustBeHTTP() bool { return s.v.Wait == 0 }
+func (s *sniffer) mustBeHTTP() bool { return s.v.Sniff.Wait == 0 }
 
 // needsHost: only on a connection to a foreign address does the verdict hang on the authority.
 func (s *sniffer) needsHost() bool { return !s.last && s.v.Reason == decide.ForeignAddress }

@@ -237,7 +237,7 @@ func (o *Outbound) accept(l *engine.Loop, fd int, p *Pod, dir model.Direction, d
 	draw := st.rnd.Uint32()
 	c.flow.Waited = dir == model.Captured && o.cfg.Want == nil // nobody would bring rows
 	v := decide.Decide(snap, &c.flow, draw, nil)
-	if dir == model.Captured && model.ReservedPort(dst.Port()) && (v.Action == decide.Sniff && v.Race || v.Action == decide.Passthrough) {
+	if dir == model.Captured && model.ReservedPort(dst.Port()) && (v.Action == decide.Sniff && v.Sniff.Race || v.Action == decide.Passthrough) {
 		c.foreign(fd, v, snap, draw)
 		return
 	}

@@ -5,15 +5,15 @@ var All = []Mutant{
 	{
 		Property: "every input gets a valid action",
 		File:     "dataplane/decide/route.go",
-		Old:      "return Verdict{Action: Refuse, Reason: NoVerdict, Status: 500, Text: textNoVerdict}",
-		New:      "return Verdict{}",
+		Old:      "v.refuse(NoVerdict, \"\", 500, textNoVerdict)",
+		New:      "",
 		Package:  "./dataplane/decide", Run: "TestNoDirection|TestEveryQuestionIsAnswered",
 	},
 	{
 		Property: "explain agrees with decide",
 		File:     "dataplane/decide/route.go",
-		Old:      "		if a != nil {\n			chosen = a.Rule\n",
-		New:      "		if a != nil && (t == nil || a.Index < 2) {\n			chosen = a.Rule\n",
+		Old:      "case a == nil:\n		if !strict {",
+		New:      "case a == nil || q.t != nil && a.Index >= 2:\n		if !strict {",
 		Package:  "./dataplane/decide", Run: "TestExplainAgrees",
 	},
 	{
@@ -26,8 +26,8 @@ var All = []Mutant{
 	{
 		Property: "no policy is walked around by a dot segment",
 		File:     "dataplane/decide/path.go",
-		Old:      "if other != chosen && (carries(chosen) || carries(other)) {",
-		New:      "if other != chosen && carries(chosen) {",
+		Old:      "if other != q.rule && (carries(q.rule) || carries(other)) {",
+		New:      "if other != q.rule && carries(q.rule) {",
 		Package:  "./dataplane/decide", Run: "TestNoSpellingIsDelivered",
 	},
 	{
@@ -145,8 +145,8 @@ var All = []Mutant{
 	{
 		Property: "nothing is allocated",
 		File:     "dataplane/decide/route.go",
-		Old:      "path, query := cutPath(r.Path)\n\tchosen, self, prefix := p.Self, p.Self, 0",
-		New:      "path, query := cutPath(append([]byte(nil), r.Path...))\n\tchosen, self, prefix := p.Self, p.Self, 0",
+		Old:      "q.path, q.query = cutPath(q.r.Path)",
+		New:      "q.path, q.query = cutPath(append([]byte(nil), q.r.Path...))",
 		Package:  "./dataplane/decide", Run: "TestDecideAllocs",
 	},
 	{

@@ -57,7 +57,7 @@ func (q *question) answersOn(s *snapshot.Snapshot) (want, got string) {
 // project writes a verdict as the reference does.
 func project(f *model.Flow, r *httpmsg.Head, v decide.Verdict) reference.Answer {
 	a := reference.Answer{
-		Action: v.Action.String(), Reason: v.Reason.String(), Race: v.Race, Wait: v.Wait, HelloOnly: v.HelloOnly, Status: v.Status,
+		Action: v.Action.String(), Reason: v.Reason.String(), Race: v.Sniff.Race, Wait: v.Sniff.Wait, HelloOnly: v.Sniff.HelloOnly, Status: v.Status,
 	}
 	if v.Action == decide.Refuse && r != nil {
 		a.Header = v.Reason.Header()
@@ -75,12 +75,12 @@ func project(f *model.Flow, r *httpmsg.Head, v decide.Verdict) reference.Answer 
 	}
 	switch v.Action {
 	case decide.Deliver:
-		a.Deliver = fmt.Sprintf("%d %s", v.Port, v.Class)
-		if v.Class == model.HTTP {
-			a.Deliver += " " + v.App.String()
+		a.Deliver = fmt.Sprintf("%d %s", v.Deliver.Port, v.Deliver.Class)
+		if v.Deliver.Class == model.HTTP {
+			a.Deliver += " " + v.Deliver.App.String()
 		}
-		if v.Socket != nil {
-			a.Socket = v.Socket.Dir + "/" + v.Socket.Pod + "/" + v.Socket.File
+		if v.Deliver.Socket != nil {
+			a.Socket = v.Deliver.Socket.Dir + "/" + v.Deliver.Socket.Pod + "/" + v.Deliver.Socket.File
 		}
 	case decide.Reply:
 		if v.Reason == decide.Redirect {
