@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -764,4 +765,36 @@ func TestHeadsOfHTTP1AreCounted(t *testing.T) {
 		c.Close()
 	}
 	eventually(t, "the account is empty", func() bool { return s.told() == 0 })
+}
+
+// TestReleaseMeetsTheBound: what is given back elsewhere while a loop finds that its pod holds too much is not missed. Nothing
+// else would make the loop look again, and the pod's raw connections would be reset from then on.
+func TestReleaseMeetsTheBound(t *testing.T) {
+	s := newStage(t, Config{MaxLoops: 1, Memory: 16 << 20})
+	p := s.e.AddPod("c1")
+	much := p.proc.podHeld() + 1
+	for round := range 600 {
+		p.HoldBytes(much)
+		var at atomic.Int32
+		meet := func() {
+			for at.Add(1); at.Load() < 2; {
+				runtime.Gosched()
+			}
+		}
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			meet()
+			p.HoldBytes(-much)
+		}()
+		s.onLoop(func(l *Loop) {
+			meet()
+			p.share(l).addHeldBytes(0)
+		})
+		<-over
+		s.onLoop(func(*Loop) {}) // behind what the release has posted
+		if p.HoldsTooMuch() {
+			t.Fatalf("round %d: nothing is held, and the pod holds too much", round)
+		}
+	}
 }

@@ -200,13 +200,15 @@ func (s *share) Fail(error) { s.queue, s.head = nil, 0 }
 // addHeldBytes accounts d bytes more, or less, that the pod's connections hold.
 func (s *share) addHeldBytes(d int) {
 	s.held += d
-	held := s.held + int(s.pod.elsewhere.Load())
-	switch most := s.l.proc.podHeld(); {
-	case !s.tight && held > most:
+	most := s.l.proc.podHeld()
+	if !s.tight && s.holds() > most {
 		s.tight = true
 		s.pod.tight.Add(1)
 		s.l.proc.shed(ShedPodMemory)
-	case s.tight && held < most/4*3:
+	}
+	// What the pod holds is read again after tight is set: a HoldBytes that gave something back before that did not see
+	// tight, and no loop is to look again for it.
+	if s.tight && s.holds() < most/4*3 {
 		s.tight = false
 		s.pod.tight.Add(-1)
 		for i, t := range s.waiting {
@@ -218,6 +220,9 @@ func (s *share) addHeldBytes(d int) {
 		s.waiting = s.waiting[:0]
 	}
 }
+
+// holds is how many bytes are held for the pod, on the loop and elsewhere.
+func (s *share) holds() int { return s.held + int(s.pod.elsewhere.Load()) }
 
 // wait keeps t until the pod holds less.
 func (s *share) wait(t heldUp) {
