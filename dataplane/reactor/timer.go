@@ -35,6 +35,7 @@ type wheel struct {
 	shift uint8
 	tick  int64 // the slot number that was last run
 	n     int
+	turns bool // advance runs: tick is its own
 }
 
 func (w *wheel) init(now int64, shift uint8) {
@@ -77,7 +78,9 @@ func (l *Loop) file(t *Timer) {
 	if t.deadline-l.now < fineTurn {
 		w = &l.fine
 	}
-	if w.n == 0 { // nobody has turned it
+	// An empty wheel is not turned. One that turns is: a tick that went ahead would let a timer be filed into the ring that is
+	// being emptied, for ever.
+	if w.n == 0 && !w.turns {
 		w.tick = max(w.tick, l.now>>w.shift)
 	}
 	w.file(t)
@@ -133,6 +136,8 @@ func (w *wheel) advance(l *Loop, now int64) {
 		w.tick = max(w.tick, to)
 		return
 	}
+	w.turns = true
+	defer func() { w.turns = false }()
 	w.tick = max(w.tick, to-slots) // after a jump of more than a turn, one turn sees every timer
 	for ran := 0; w.tick < to; {
 		w.tick++

@@ -159,3 +159,43 @@ func TestShortTimers(t *testing.T) {
 		}
 	}
 }
+
+// TestOneTimer: a timer that is alone on its wheel, and was moved later by any number of slots, is looked at by a loop that is
+// late by any number of slots, and runs once its deadline has passed and not before.
+func TestOneTimer(t *testing.T) {
+	now := int64(1) << 40
+	l := newLoop(t, &now, Config{})
+	for _, shift := range []int{slotShift, fineShift} {
+		slot := int64(1) << shift
+		for late := range int64(slots + 3) {
+			for _, ahead := range []int64{0, 1, 2, slots - late, slots - late + 1, slots - 2, slots - 1, slots, slots + 1, 3 * slots} {
+				ran := false
+				var timer Timer
+				task := &fake{run: func() { ran = true }}
+				l.iterate(false)
+				l.Arm(&timer, task, 3*slot)
+				deadline := now + 3*slot + max(ahead, 0)*slot
+				l.Arm(&timer, task, deadline-now)
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					for now += (4 + late) * slot; !ran; now += int64(max(l.timeout(), 1)) * 1e6 {
+						l.iterate(false)
+						if ran && now < deadline || !ran && now > deadline+2<<slotShift {
+							t.Errorf("late by %d, ahead by %d slots of %d: %v behind the deadline it has run: %v", late, ahead, slot, time.Duration(now-deadline), ran)
+							return
+						}
+					}
+				}()
+				select {
+				case <-done:
+				case <-time.After(20 * time.Second):
+					t.Fatalf("late by %d, ahead by %d slots of %d: the loop does not come back", late, ahead, slot)
+				}
+				if t.Failed() {
+					return
+				}
+			}
+		}
+	}
+}
