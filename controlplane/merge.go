@@ -489,7 +489,7 @@ func (l *Loop) neededServices() []model.ServiceName {
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Keys(set), compareNames)
+	return slices.SortedFunc(maps.Keys(set), model.ServiceName.Compare)
 }
 
 // needsRows reports whether the rows of a Service are needed before anybody asks for them
@@ -499,10 +499,6 @@ func (l *Loop) neededServices() []model.ServiceName {
 // connections to it wait for its rows.
 func needsRows(o model.Service) bool {
 	return len(o.ClusterIPs) > 0 && (!o.Generated || slices.ContainsFunc(o.Ports, func(p model.ServicePort) bool { return p.UDP }))
-}
-
-func compareNames(a, b model.ServiceName) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
 // Mesh is everything that the state in force is compiled from, made for the caller, whose

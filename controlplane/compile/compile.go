@@ -134,10 +134,3 @@ func nameProblem(n model.ServiceName) string {
 	}
 	return ""
 }
-
-func compareNames(a, b model.ServiceName) int {
-	if a.Namespace != b.Namespace {
-		return cmp.Compare(a.Namespace, b.Namespace)
-	}
-	return cmp.Compare(a.Name, b.Name)
-}

@@ -607,7 +607,7 @@ func (x *Index) sort() {
 }
 
 func sortByName(list []*service) {
-	slices.SortFunc(list, func(a, b *service) int { return compareNames(a.name, b.name) })
+	slices.SortFunc(list, func(a, b *service) int { return model.ServiceName.Compare(a.name, b.name) })
 }
 
 // strayTargets are the targets of a filter that are no mesh service.

@@ -309,15 +309,15 @@ func (b *builder) sort() {
 	m := b.mesh
 	sortWorkloads(m.Workloads)
 	slices.SortFunc(m.Endpoints, func(a, b model.Endpoint) int {
-		return cmp.Or(compareNames(a.Service, b.Service), cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Pod, b.Pod), a.IP.Compare(b.IP))
+		return cmp.Or(model.ServiceName.Compare(a.Service, b.Service), cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Pod, b.Pod), a.IP.Compare(b.IP))
 	})
-	slices.SortFunc(m.Services, func(a, b model.Service) int { return compareNames(a.Name, b.Name) })
+	slices.SortFunc(m.Services, func(a, b model.Service) int { return model.ServiceName.Compare(a.Name, b.Name) })
 	slices.SortFunc(m.Routes, compareRoutes)
 	// Stable: two of one name stay as they stood.
 	slices.SortStableFunc(m.Filters, compareFilters)
-	slices.SortFunc(m.Policies, func(a, b model.EndpointPolicy) int { return compareNames(a.Service, b.Service) })
-	slices.SortFunc(m.Catalog, compareNames)
-	slices.SortFunc(m.Retained, func(a, b model.Retained) int { return compareNames(a.Service, b.Service) })
+	slices.SortFunc(m.Policies, func(a, b model.EndpointPolicy) int { return model.ServiceName.Compare(a.Service, b.Service) })
+	slices.SortFunc(m.Catalog, model.ServiceName.Compare)
+	slices.SortFunc(m.Retained, func(a, b model.Retained) int { return model.ServiceName.Compare(a.Service, b.Service) })
 }
 
 func sortWorkloads(w []model.Workload) {
@@ -331,10 +331,6 @@ func compareRoutes(a, b model.Route) int {
 }
 
 func compareFilters(a, b model.HTTPFilter) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-}
-
-func compareNames(a, b model.ServiceName) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 

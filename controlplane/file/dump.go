@@ -33,7 +33,7 @@ func Dump(m *model.Mesh) []byte {
 	d.printf("# A configuration in itself: put it into a directory, and load that with those three names.\n")
 	d.nodes(m)
 	d.pods(m)
-	for _, s := range slices.SortedFunc(slices.Values(m.Services), func(a, b model.Service) int { return compareNames(a.Name, b.Name) }) {
+	for _, s := range slices.SortedFunc(slices.Values(m.Services), func(a, b model.Service) int { return model.ServiceName.Compare(a.Name, b.Name) }) {
 		d.service(&s)
 	}
 	d.accounts(m)
@@ -45,7 +45,7 @@ func Dump(m *model.Mesh) []byte {
 	for _, f := range slices.SortedStableFunc(slices.Values(m.Filters), compareFilters) {
 		d.filter(&f)
 	}
-	for _, p := range slices.SortedFunc(slices.Values(m.Policies), func(a, b model.EndpointPolicy) int { return compareNames(a.Service, b.Service) }) {
+	for _, p := range slices.SortedFunc(slices.Values(m.Policies), func(a, b model.EndpointPolicy) int { return model.ServiceName.Compare(a.Service, b.Service) }) {
 		d.object(fields{
 			{"apiVersion", configGroup + "/v1"}, {"kind", "EndpointPolicy"}, meta(p.Namespace, p.Name, nil, nil),
 			{"spec", fields{{"targetRef", fields{{"kind", "Service"}, {"name", p.Service.Name}}}, {"udsSocket", p.UDSSocket}}},
@@ -445,7 +445,7 @@ func (d *dumper) accounts(m *model.Mesh) {
 	for _, r := range m.Retained {
 		all[r.Service] = append(all[r.Service], field{AnnotationRetained, commas(r.Ports)})
 	}
-	for _, n := range slices.SortedFunc(maps.Keys(all), compareNames) {
+	for _, n := range slices.SortedFunc(maps.Keys(all), model.ServiceName.Compare) {
 		d.object(fields{{"apiVersion", "v1"}, {"kind", "ServiceAccount"}, meta(n.Namespace, n.Name, nil, all[n])})
 	}
 }

@@ -159,17 +159,7 @@ func (s *State) Count(kind string) int { return len(s.objects[kind]) }
 // Named are the Services whose named target ports only their EndpointSlices can tell
 // (contract 4.10), ascending.
 func (s *State) Named() []model.ServiceName {
-	return slices.SortedFunc(maps.Keys(s.named), compareNames)
-}
-
-func compareNames(a, b name) int {
-	switch {
-	case a == b:
-		return 0
-	case a.Less(b):
-		return -1
-	}
-	return 1
+	return slices.SortedFunc(maps.Keys(s.named), model.ServiceName.Compare)
 }
 
 func (s *State) note(kind string, n name) {
@@ -622,7 +612,7 @@ func (s *State) setPolicy(n name, p *model.EndpointPolicy, said []Problem) {
 
 func (s *State) judgePolicies(target name) {
 	mine := slices.Collect(maps.Keys(s.aimed[target]))
-	slices.SortFunc(mine, compareNames)
+	slices.SortFunc(mine, model.ServiceName.Compare)
 	was, had := s.chosen[target]
 	switch {
 	case len(mine) == 0 && had:

@@ -66,7 +66,7 @@ func TestObjectsThatCannotBeReadStay(t *testing.T) {
 			out = append(out, fmt.Sprint("filter ", list[0].Scope == model.ScopeInbound, list[0].Targets))
 		}
 		for _, list := range b.Routes {
-			parents := slices.SortedFunc(slices.Values(list[0].Parents), func(a, b model.ParentRef) int { return compareNames(a.Service, b.Service) })
+			parents := slices.SortedFunc(slices.Values(list[0].Parents), func(a, b model.ParentRef) int { return model.ServiceName.Compare(a.Service, b.Service) })
 			out = append(out, fmt.Sprint("route ", parents))
 		}
 		for _, list := range b.Services {

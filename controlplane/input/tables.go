@@ -46,7 +46,7 @@ var kinds = []kind{
 		table:   func(t *Tables) *Table[model.ServiceName, model.Endpoint] { return &t.Endpoints },
 		mesh:    func(m *model.Mesh) *[]model.Endpoint { return &m.Endpoints },
 		key:     func(e *model.Endpoint) model.ServiceName { return e.Service },
-		compare: compareNames,
+		compare: model.ServiceName.Compare,
 		// Equal rows that are others take the place of the old ones, or both would be kept.
 		same: func(a, b []model.Endpoint) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) },
 	},
@@ -54,7 +54,7 @@ var kinds = []kind{
 		table:   func(t *Tables) *Table[model.ServiceName, model.Service] { return &t.Services },
 		mesh:    func(m *model.Mesh) *[]model.Service { return &m.Services },
 		key:     func(s *model.Service) model.ServiceName { return s.Name },
-		compare: compareNames,
+		compare: model.ServiceName.Compare,
 	},
 	kindOf[RouteKey, model.Route]{
 		table:   func(t *Tables) *Table[RouteKey, model.Route] { return &t.Routes },
@@ -68,19 +68,19 @@ var kinds = []kind{
 		key: func(f *model.HTTPFilter) model.ServiceName {
 			return model.ServiceName{Namespace: f.Namespace, Name: f.Name}
 		},
-		compare: compareNames,
+		compare: model.ServiceName.Compare,
 	},
 	kindOf[model.ServiceName, model.EndpointPolicy]{
 		table:   func(t *Tables) *Table[model.ServiceName, model.EndpointPolicy] { return &t.Policies },
 		mesh:    func(m *model.Mesh) *[]model.EndpointPolicy { return &m.Policies },
 		key:     func(p *model.EndpointPolicy) model.ServiceName { return p.Service },
-		compare: compareNames,
+		compare: model.ServiceName.Compare,
 	},
 	kindOf[model.ServiceName, model.ServiceName]{
 		table:   func(t *Tables) *Table[model.ServiceName, model.ServiceName] { return &t.Catalog },
 		mesh:    func(m *model.Mesh) *[]model.ServiceName { return &m.Catalog },
 		key:     func(n *model.ServiceName) model.ServiceName { return *n },
-		compare: compareNames,
+		compare: model.ServiceName.Compare,
 	},
 	kindOf[string, model.Workload]{
 		table:   func(t *Tables) *Table[string, model.Workload] { return &t.Workloads },
@@ -92,7 +92,7 @@ var kinds = []kind{
 		table:   func(t *Tables) *Table[model.ServiceName, model.Retained] { return &t.Retained },
 		mesh:    func(m *model.Mesh) *[]model.Retained { return &m.Retained },
 		key:     func(r *model.Retained) model.ServiceName { return r.Service },
-		compare: compareNames,
+		compare: model.ServiceName.Compare,
 	},
 	kindOf[string, Override]{
 		table: func(t *Tables) *Table[string, Override] { return &t.Namespaces },
@@ -275,10 +275,6 @@ func (t *Tables) Join(m *model.Mesh) {
 	for _, x := range kinds {
 		x.join(m, t)
 	}
-}
-
-func compareNames(a, b model.ServiceName) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
 func compareRoutes(a, b RouteKey) int {

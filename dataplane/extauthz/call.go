@@ -42,24 +42,6 @@ type Refusal struct {
 	Fields []snapshot.Op // of a denial: done to the answer's fields
 }
 
-// GRPC is the grpc-status that stands for the refusal's status, as Envoy's local
-// replies have it (gRPC's http-grpc-status-mapping).
-func (r *Refusal) GRPC() int {
-	switch r.Status {
-	case 400:
-		return 13 // INTERNAL
-	case 401:
-		return 16 // UNAUTHENTICATED
-	case 403:
-		return 7 // PERMISSION_DENIED
-	case 404:
-		return 12 // UNIMPLEMENTED
-	case 429, 502, 503, 504:
-		return 14 // UNAVAILABLE
-	}
-	return 2 // UNKNOWN
-}
-
 // Nobody is the refusal where there is no authorization service at all.
 var Nobody = &Refusal{Cause: CauseUnavailable, Status: 403,
 	Body: []byte("ext-authz-unavailable: a filter asks the authorization service about this request, and this proxy has none; nothing passes unasked\n")}
@@ -80,7 +62,7 @@ func (r *Refusal) Reply(x *exchange.Exchange, grpc bool, last func(h *httpmsg.He
 	}
 	h.Status = 200
 	h.Set([]byte("content-type"), []byte(httpmsg.GRPC))
-	h.Set([]byte("grpc-status"), strconv.AppendInt(nil, int64(r.GRPC()), 10))
+	h.Set([]byte("grpc-status"), strconv.AppendInt(nil, int64(httpmsg.GRPCStatus(r.Status)), 10))
 	h.Set([]byte("grpc-message"), httpmsg.GRPCMessage(string(r.Body)))
 	x.LoggedStatus = r.Status
 	x.Reply(&h, nil)

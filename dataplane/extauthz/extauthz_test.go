@@ -169,12 +169,3 @@ func TestContinue(t *testing.T) {
 		}
 	}
 }
-
-// TestGRPC: the statuses of refusals of gRPC requests (gRPC's http-grpc-status-mapping.md).
-func TestGRPC(t *testing.T) {
-	for status, want := range map[int]int{400: 13, 401: 16, 403: 7, 404: 12, 429: 14, 502: 14, 503: 14, 504: 14, 418: 2, 500: 2} {
-		if got := (&Refusal{Status: status}).GRPC(); got != want {
-			t.Errorf("%d: %d, want %d", status, got, want)
-		}
-	}
-}

@@ -8,6 +8,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"time"
@@ -44,13 +45,13 @@ type ServiceName struct{ Namespace, Name string }
 
 func (n ServiceName) String() string { return n.Namespace + "/" + n.Name }
 
-// Less orders names by namespace, then name.
-func (n ServiceName) Less(o ServiceName) bool {
-	if n.Namespace != o.Namespace {
-		return n.Namespace < o.Namespace
-	}
-	return n.Name < o.Name
+// Compare orders names by namespace, then name, as cmp.Compare does.
+func (n ServiceName) Compare(o ServiceName) int {
+	return cmp.Or(cmp.Compare(n.Namespace, o.Namespace), cmp.Compare(n.Name, o.Name))
 }
+
+// Less reports whether n comes before o.
+func (n ServiceName) Less(o ServiceName) bool { return n.Compare(o) < 0 }
 
 // Class is what a port of a service speaks.
 type Class uint8
