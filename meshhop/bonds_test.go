@@ -143,6 +143,22 @@ func TestSessionEnds(t *testing.T) {
 			b.Own = r.trusting(r.svid(), r.ca, fresh)
 			r.s.Verified("cart", from("10.0.0.1", "web"), b, r.svid, true)
 		}, after: short},
+		"the authority of the newer one is removed while it is judged": {then: func(r *ring, fresh *devca.CA) {
+			r.rotate(r.trusting(r.svid(), r.ca, fresh))
+			b := r.bond(r.issue(fresh, "web", long))
+			judged := false
+			r.s.Verified("cart", from("10.0.0.1", "web"), b, func() *mtls.SVID {
+				now := r.svid()
+				if !judged {
+					judged = true
+					r.rotate(r.trusting(now, r.ca))
+				}
+				return now
+			}, true)
+		}, after: short},
+		"the newer one is of another identity": {then: func(r *ring, _ *devca.CA) {
+			r.s.Verified("cart", from("10.0.0.1", "web"), r.bond(r.issue(r.ca, "other", long)), r.svid, true)
+		}, after: short},
 		"the peer's newer one is for another use": {then: func(r *ring, _ *devca.CA) {
 			b := r.bond(r.issue(r.ca, "web", long))
 			b.Use = x509.ExtKeyUsageServerAuth

@@ -136,14 +136,38 @@ func TestMalformedHeads(t *testing.T) {
 	eventually(t, "every exchange is done", func() bool { return v.begun.Load() == v.done.Load() })
 }
 
-// TestRefusalOfHEAD: who asks with HEAD reads no body behind a refusal.
+// TestRefusalOfHEAD: who asks with HEAD reads no body behind a refusal, whatever stands before the request; who does not reads it.
 func TestRefusalOfHEAD(t *testing.T) {
 	s := newStage(t, Config{})
 	pod := s.e.AddPod("p")
-	c := dial(t, s.front(pod, &svc{pod: pod, request: local}, false))
-	io.WriteString(c, "HEAD / HTTP/1.1\r\n\r\n")
-	if got := rest(t, c); !strings.HasPrefix(got, "HTTP/1.1 400 ") || !strings.HasSuffix(got, "\r\n\r\n") {
-		t.Errorf("%q, want a head and nothing else", got)
+	addr := s.front(pod, &svc{pod: pod, request: local}, false)
+	for _, before := range []string{"", "\r\n", strings.Repeat("\r\n", 8), "HEAD / HTTP/1.1\r\n" + okHost + "\r\n", "HEAD / HTTP/1.1\r\n" + okHost + "\r\n\r\n"} {
+		for _, method := range []string{"HEAD", "GET"} {
+			c := dial(t, addr)
+			io.WriteString(c, before+method+" / HTTP/1.1\r\n\r\n")
+			_, got, ok := strings.Cut(rest(t, c), "HTTP/1.1 400 ")
+			if !ok || method == "HEAD" != strings.HasSuffix(got, "\r\n\r\n") {
+				t.Errorf("%s behind %q: %q, want a head, and a body unless it is HEAD", method, before, got)
+			}
+		}
+	}
+}
+
+// TestSlowHEAD: likewise where the head does not come in time, and whatever was asked for before.
+func TestSlowHEAD(t *testing.T) {
+	for _, method := range []string{"HEAD", "GET"} {
+		ck := newClock()
+		s := newStage(t, Config{Now: ck.Now})
+		pod := s.e.AddPod("p")
+		c := dial(t, s.front(pod, &svc{pod: pod, request: local}, false))
+		in := "HEAD / HTTP/1.1\r\n" + okHost + "\r\n\r\n" + method + " / HTTP/1.1\r\n"
+		io.WriteString(c, in)
+		s.seen(t, func(c *h1server) bool { return c.x == nil && c.requests == 1 && c.w > c.r })
+		ck.move(t, s.e, time.Duration(headTime)+time.Second)
+		_, got, ok := strings.Cut(rest(t, c), "HTTP/1.1 408 ")
+		if !ok || method == "HEAD" != strings.HasSuffix(got, "\r\n\r\n") {
+			t.Errorf("%s: %q, want a head, and a body unless it is HEAD", method, got)
+		}
 	}
 }
 

@@ -342,7 +342,6 @@ func (c *h1server) tick() {
 		c.x.Abort(exchange.Timeout)
 		c.drop(false, exchange.Timeout)
 	case c.headAt != 0 && c.w > c.r:
-		c.isHead = false
 		c.refuse(errSlowHead)
 	default:
 		c.drop(false, exchange.NoError)
@@ -370,7 +369,6 @@ func (c *h1server) process() bool {
 			}
 			n, f, err := c.parser.Request(c.in[c.r:c.w], &c.l.reqHead)
 			if err != nil {
-				c.isHead = bytes.HasPrefix(c.in[c.r:c.w], headMethod)
 				c.refuse(err)
 				return false
 			}
@@ -494,6 +492,8 @@ var (
 
 // refuse answers what could not be read as a request, and closes.
 func (c *h1server) refuse(err error) {
+	// isHead is the request's before: of this one no more is known than what has come.
+	c.isHead = bytes.HasPrefix(bytes.TrimLeft(c.in[c.r:c.w], "\r\n"), headMethod)
 	status := c.answer(err)
 	if c.info.OnRefused != nil {
 		c.info.OnRefused(c.info, status, err)

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -770,11 +771,16 @@ func TestHeadsOfHTTP1AreCounted(t *testing.T) {
 // TestReleaseMeetsTheBound: what is given back elsewhere while a loop finds that its pod holds too much is not missed. Nothing
 // else would make the loop look again, and the pod's raw connections would be reset from then on.
 func TestReleaseMeetsTheBound(t *testing.T) {
-	s := newStage(t, Config{MaxLoops: 1, Memory: 16 << 20})
-	p := s.e.AddPod("c1")
-	much := p.proc.podHeld() + 1
-	for round := range 600 {
-		p.HoldBytes(much)
+	s := newStage(t, Config{MaxLoops: 1})
+	var pods []*Pod
+	for i := range 64 {
+		pods = append(pods, s.e.AddPod(fmt.Sprintf("c%d", i)))
+	}
+	much := pods[0].proc.podHeld() + 1
+	for round := range 300 {
+		for _, p := range pods {
+			p.HoldBytes(much)
+		}
 		var at atomic.Int32
 		meet := func() {
 			for at.Add(1); at.Load() < 2; {
@@ -785,16 +791,22 @@ func TestReleaseMeetsTheBound(t *testing.T) {
 		go func() {
 			defer close(over)
 			meet()
-			p.HoldBytes(-much)
+			for _, p := range slices.Backward(pods) { // the two meet at one of the pods
+				p.HoldBytes(-much)
+			}
 		}()
 		s.onLoop(func(l *Loop) {
 			meet()
-			p.share(l).addHeldBytes(0)
+			for _, p := range pods {
+				p.share(l).addHeldBytes(0)
+			}
 		})
 		<-over
-		s.onLoop(func(*Loop) {}) // behind what the release has posted
-		if p.HoldsTooMuch() {
-			t.Fatalf("round %d: nothing is held, and the pod holds too much", round)
+		s.onLoop(func(*Loop) {}) // behind what was posted by those that gave back
+		for i, p := range pods {
+			if p.HoldsTooMuch() {
+				t.Fatalf("round %d: nothing is held of pod %d, and it holds too much", round, i)
+			}
 		}
 	}
 }

@@ -12,7 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"aether/controlplane/compile"
+	"aether/dataplane/decide"
+	"aether/dataplane/engine"
+	"aether/dataplane/model"
+	"aether/dataplane/model/modeltest"
+	"aether/dataplane/snapshot"
 	"aether/sniff"
+	"aether/tproxy/socket"
 )
 
 // heap is how much is live.
@@ -154,5 +161,63 @@ func TestSniffersOfOnePodAreBounded(t *testing.T) {
 	until(t, "nothing is accounted", func() bool { return greedy.Engine.BytesElsewhere() == 0 })
 	if s := status(g.send(dst, "G", "ET / HTTP/1.1\r\nHost: cart\r\n\r\n")); s != "503" {
 		t.Errorf("the pod is answered %s once it holds nothing", s)
+	}
+}
+
+// TestWhatAWaitingConnectionHoldsIsCounted: what was read of a connection that waits for rows is in its pod's account until the wait
+// ends, in whichever way.
+func TestWhatAWaitingConnectionHoldsIsCounted(t *testing.T) {
+	for name, end := range map[string]func(g *gateway, k *waitingConn, client net.Conn){
+		"its client resets it": func(_ *gateway, _ *waitingConn, client net.Conn) {
+			_ = client.(*net.TCPConn).SetLinger(0)
+			client.Close()
+		},
+		"nothing comes in time": func(g *gateway, k *waitingConn, _ net.Conn) { _ = g.l.Post(k.Run) },
+		"other rows come": func(g *gateway, k *waitingConn, _ net.Conn) {
+			s, _ := compile.Compile(modeltest.Mesh(g.t, firstBytesMesh))
+			_ = g.l.Post(func() { k.reconsider(s) })
+		},
+		"it fails": func(g *gateway, k *waitingConn, _ net.Conn) { _ = g.l.Post(func() { k.Fail(net.ErrClosed) }) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newGateway(t, firstBytesMesh)
+			g.o.cfg.Want = func(model.ServiceName) {}
+			client, err := net.Dial("tcp", g.ln.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			a, err := g.ln.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			fd, err := socket.TakeFD(a.(*net.TCPConn))
+			if err != nil {
+				t.Fatal(err)
+			}
+			waits := make(chan *waitingConn, 1)
+			err = g.l.Post(func() {
+				st := g.o.loops.Get(g.l)
+				c := &conn{o: g.o, pod: g.pod, st: st}
+				c.info = engine.ConnInfo{Pod: g.pod.Engine, Loop: g.l, User: c}
+				c.flow = model.Flow{Namespace: "shop", Workload: "web", Container: g.pod.Container, Dir: model.Captured, Sniff: model.SniffOpaque,
+					Dst: model.OrigDst{AddrPort: netip.MustParseAddrPort("10.96.0.1:8080")}}
+				v := decide.Verdict{Action: decide.Await, Awaits: &snapshot.Service{Name: model.ServiceName{Namespace: "shop", Name: "cart"}}}
+				c.await(fd, v, g.o.cfg.Store.Load(), 0, make([]byte, 5000))
+				for k := range st.coldConns {
+					waits <- k
+				}
+				close(waits)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			k := <-waits
+			if n := g.pod.Engine.BytesElsewhere(); k == nil || n != 5000 {
+				t.Fatalf("%d bytes are accounted", n)
+			}
+			end(g, k, client)
+			until(t, "nothing is accounted", func() bool { return g.pod.Engine.BytesElsewhere() == 0 && g.o.Waiting() == 0 })
+		})
 	}
 }
