@@ -132,7 +132,7 @@ func (c *h1client) Run() {
 		c.tick()
 		return
 	}
-	c.later = false
+	c.later, c.queued = false, false
 	if len(c.out)+len(c.sealed) > 0 {
 		c.mark()
 	}

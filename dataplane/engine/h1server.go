@@ -300,7 +300,7 @@ func (c *h1server) Run() {
 		c.tick()
 		return
 	}
-	c.later = false
+	c.later, c.queued = false, false
 	if c.reset {
 		c.drop(true, exchange.Cancel)
 		return

@@ -397,7 +397,7 @@ func (c *h2conn) Run() {
 		c.tick()
 		return
 	}
-	c.later = false
+	c.later, c.queued = false, false
 	if len(c.h2.Out())+len(c.sealed) > 0 {
 		c.mark()
 	}

@@ -36,6 +36,7 @@ type transport struct {
 	wblk   bool // the socket took less than offered: wait for its edge
 	dirty  bool // queued for the flush
 	later  bool // queued for the next iteration
+	queued bool // it is later because the pod's share of an iteration was spent
 	closed bool
 	sealed []byte // records waiting for the socket
 	timer  reactor.Timer
@@ -215,13 +216,13 @@ func (t *transport) took(n int) {
 // yield puts src, whose transport this is, off to the pod's next share of an
 // iteration, behind those that wait for it already.
 func (t *transport) yield(src reactor.Task) {
-	if t.later || t.closed {
+	if t.queued || t.closed { // one that awaits may have to be read all the same: its peer has ended
 		return
 	}
 	if t.turn != t.l.Iteration() { // nothing was done for it
 		t.l.CountDeferred()
 	}
-	t.later = true
+	t.later, t.queued = true, true
 	t.sh.enqueue(src)
 }
 
