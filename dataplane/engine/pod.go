@@ -108,6 +108,7 @@ type resource interface{ podGone() }
 type heldUp interface {
 	reactor.Task
 	over() bool
+	resumed() // it waits no more
 }
 
 // beginIteration begins an iteration's account when there is a new one.
@@ -213,7 +214,7 @@ func (s *share) addHeldBytes(d int) {
 		s.pod.tight.Add(-1)
 		for i, t := range s.waiting {
 			s.waiting[i] = nil
-			if !t.over() {
+			if t.resumed(); !t.over() {
 				s.enqueue(t)
 			}
 		}

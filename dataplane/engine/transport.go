@@ -36,6 +36,7 @@ type transport struct {
 	wblk   bool // the socket took less than offered: wait for its edge
 	dirty  bool // queued for the flush
 	later  bool // queued for the next iteration
+	waits  bool // it is among those that wait until the pod holds less
 	queued bool // it is later because the pod's share of an iteration was spent
 	closed bool
 	sealed []byte // records waiting for the socket
@@ -95,6 +96,9 @@ func (t *transport) records() int {
 
 // over is heldUp.
 func (t *transport) over() bool { return t.closed }
+
+// resumed is heldUp.
+func (t *transport) resumed() { t.waits = false }
 
 // edge notes what epoll saw of the reading side.
 func (t *transport) edge(ev uint32) {
@@ -228,8 +232,11 @@ func (t *transport) yield(src reactor.Task) {
 
 // await puts src off until the pod holds less.
 func (t *transport) await(src heldUp) {
-	if !t.later && !t.closed {
-		t.later = true
+	if t.later || t.closed {
+		return
+	}
+	if t.later = true; !t.waits { // once, however often it is read meanwhile
+		t.waits = true
 		t.sh.wait(src)
 	}
 }
