@@ -593,7 +593,7 @@ func (x *Index) judge() {
 			problems = append(append(append(problems, f.problems...), x.strayTargets(f)...), x.rawTargets(f)...)
 		}
 	}
-	x.problems = sortProblems(problems)
+	x.problems = sortProblems(append(problems, x.strayPolicies()...))
 }
 
 // sort puts the services into the order of names, those that are gone left out.
@@ -618,6 +618,19 @@ func (x *Index) strayTargets(f *httpFilter) (out []model.Problem) {
 		case f.Scope == model.ScopeInbound && slices.ContainsFunc(x.snap.Workloads(), func(w *snapshot.Workload) bool { return w.Service == t }):
 		default:
 			out = append(out, problem(f.object, "target Service %s: there is no such service in the mesh; check the name, or wait for its pods", t))
+		}
+	}
+	return out
+}
+
+// strayPolicies are the EndpointPolicies whose target is no mesh service, and which change nothing.
+func (x *Index) strayPolicies() (out []model.Problem) {
+	for n, list := range x.policies {
+		if x.snap.Service(n) != nil || slices.ContainsFunc(x.snap.Workloads(), func(w *snapshot.Workload) bool { return w.Service == n }) {
+			continue
+		}
+		for _, p := range list {
+			out = append(out, problem("EndpointPolicy "+p.Namespace+"/"+p.Name, "targetRef Service %s: there is no such service in the mesh; check the name, or wait for its pods", n))
 		}
 	}
 	return out

@@ -29,7 +29,8 @@ type route struct {
 
 // routeRule is one rule of a route.
 type routeRule struct {
-	name     string // "HTTPRoute shop/cart rule 1 (its own)"
+	name     string // "HTTPRoute shop/cart rule 1 (its own)", as requests are told
+	place    string // "rules[0] (its own)", as problems of the route have it
 	invalid  string // not empty: why requests that pick it get 500
 	arms     []compiledMatch
 	unplain  string // a path of it that policy cannot be held against
@@ -113,10 +114,18 @@ func (r *route) ruleName(i int) string {
 	return name
 }
 
+// rulePlace is where in the route a rule is.
+func (r *route) rulePlace(i int) string {
+	if own := r.Rules[i].Name; own != "" {
+		return rulePart(i) + " (" + own + ")"
+	}
+	return rulePart(i)
+}
+
 // readRule compiles a rule of an HTTPRoute or GRPCRoute.
 func (r *route) readRule(i int, twice string) routeRule {
 	in := &r.Rules[i]
-	out := routeRule{name: r.ruleName(i), invalid: twice}
+	out := routeRule{name: r.ruleName(i), place: r.rulePlace(i), invalid: twice}
 	m := matchReader{kind: r.Kind}
 	prefixes := true
 	if len(in.Matches) == 0 {
@@ -138,7 +147,7 @@ func (r *route) readRule(i int, twice string) routeRule {
 	}
 	refuse := func(why string) {
 		if out.invalid == "" && why != "" {
-			r.warn("%s: %s; requests that pick it get 500", out.name, why)
+			r.warn("%s: %s; requests that pick it get 500", out.place, why)
 			repeat(r.problems, why, in.Invalid, rulePart(i))
 			out.invalid = why
 		}
@@ -165,7 +174,7 @@ func (r *route) readRule(i int, twice string) routeRule {
 // readRawRule compiles a rule of a TCPRoute or TLSRoute, which has backends only.
 func (r *route) readRawRule(i int, twice string) routeRule {
 	in := &r.Rules[i]
-	out := routeRule{name: r.ruleName(i), invalid: twice}
+	out := routeRule{name: r.ruleName(i), place: r.rulePlace(i), invalid: twice}
 	why := in.Invalid
 	switch {
 	case why != "":
@@ -175,7 +184,7 @@ func (r *route) readRawRule(i int, twice string) routeRule {
 		why = fmt.Sprintf("it has %d backends, and %d are the most", len(in.Backends), maxBackends)
 	}
 	if out.invalid == "" && why != "" {
-		r.warn("%s: %s; connections to it are refused", out.name, why)
+		r.warn("%s: %s; connections to it are refused", out.place, why)
 		repeat(r.problems, why, in.Invalid, rulePart(i))
 		out.invalid = why
 	}
@@ -527,7 +536,7 @@ func (at *attachments) rule(x *Index, r *route, i int) *snapshot.Rule {
 	out := &snapshot.Rule{Name: static.name, GRPC: r.Kind == model.GRPCRoute, Timeouts: in.Timeouts, Retry: in.Retry, Persistence: in.Persistence}
 	out.Timeouts.Request, out.Timeouts.Backend = max(0, in.Timeouts.Request), max(0, in.Timeouts.Backend)
 	say := func(format string, args ...any) {
-		at.problem(r, "%s: "+format, append([]any{static.name}, args...)...)
+		at.problem(r, "%s: "+format, append([]any{static.place}, args...)...)
 	}
 	refuse := func(why string) string { return static.name + " cannot be honoured: " + why + "\n" }
 	if pol != nil && pol.refusal != "" {
@@ -541,9 +550,9 @@ func (at *attachments) rule(x *Index, r *route, i int) *snapshot.Rule {
 		}
 		return out
 	}
-	own, why := at.level(x, r, static.filters, who, rulePart(i), say)
+	own, bad, why := at.level(x, r, static.filters, who, rulePart(i), say)
 	if why != "" {
-		say("%s; requests that pick it get 500", why)
+		say("filters[%d]: %s; requests that pick it get 500", bad, why)
 		out.Invalid, out.Pipe = refuse(why), refusePipe
 		return out
 	}
@@ -570,12 +579,12 @@ func (at *attachments) rule(x *Index, r *route, i int) *snapshot.Rule {
 			w.Backend, why = at.reference(x, r, ref, model.HTTP)
 		}
 		if why == "" && len(b.filters) > 0 {
-			l, _ := at.level(x, r, b.filters, who, backendPart(i, j), say)
+			l, _, _ := at.level(x, r, b.filters, who, backendPart(i, j), say)
 			w.Pipe = fold(own, l, pol, who)
 			why = pipeTooLong(w.Pipe)
 		}
 		if why != "" {
-			say("backendRef %s port %d: %s; its share of the requests gets 500", ref.Service, ref.Port, why)
+			at.problem(r, "%s: backendRef %s port %d: %s; its share of the requests gets 500", backendPart(i, j), ref.Service, ref.Port, why)
 			repeat(at.s.problems, why, ref.Invalid, backendPart(i, j))
 			w.Backend, w.Pipe, w.Invalid = nil, out.Pipe, refuse(fmt.Sprintf("backendRef %s port %d: %s", ref.Service, ref.Port, why))
 		}
@@ -589,10 +598,10 @@ func (at *attachments) rule(x *Index, r *route, i int) *snapshot.Rule {
 	return out
 }
 
-// level finds what the filters of part, a rule or backend, refer to; why: what is not there.
-func (at *attachments) level(x *Index, r *route, filters []ruleFilter, who int, part string, say func(format string, args ...any)) (l *level, why string) {
+// level finds what the filters of part, a rule or backend, refer to; why: what filters[bad] refers to that is not there.
+func (at *attachments) level(x *Index, r *route, filters []ruleFilter, who int, part string, say func(format string, args ...any)) (l *level, bad int, why string) {
 	if len(filters) == 0 {
-		return nil, ""
+		return nil, 0, ""
 	}
 	l = &level{}
 	for i := range filters {
@@ -610,8 +619,9 @@ func (at *attachments) level(x *Index, r *route, filters []ruleFilter, who int, 
 				m.Backend, bad = at.reference(x, r, ref, model.HTTP)
 			}
 			if bad != "" { // the original is never harmed
-				say("mirror to %s port %d: %s; nothing is mirrored there", ref.Service, ref.Port, bad)
-				repeat(at.s.problems, bad, ref.Invalid, part+".filters["+strconv.Itoa(i)+"]")
+				where := part + ".filters[" + strconv.Itoa(i) + "]"
+				at.problem(r, "%s: mirror to %s port %d: %s; nothing is mirrored there", where, ref.Service, ref.Port, bad)
+				repeat(at.s.problems, bad, ref.Invalid, where)
 				continue
 			}
 			l.mirrors = append(l.mirrors, m)
@@ -619,9 +629,9 @@ func (at *attachments) level(x *Index, r *route, filters []ruleFilter, who int, 
 		if f.extension == "" {
 			continue
 		}
-		h, bad := x.extension(model.ServiceName{Namespace: r.Namespace, Name: f.extension})
-		if bad != "" {
-			return nil, bad
+		h, why := x.extension(model.ServiceName{Namespace: r.Namespace, Name: f.extension})
+		if why != "" {
+			return nil, i, why
 		}
 		if h.disabled && who == consumer {
 			say("%s switches extAuthz off, which only a route in the namespace of Service %s may: it does nothing here", h.object, at.s.name)
@@ -632,7 +642,7 @@ func (at *attachments) level(x *Index, r *route, filters []ruleFilter, who int, 
 		l.filters = append(l.filters, h)
 		l.request, l.query, l.response = append(l.request, h.request...), append(l.query, h.query...), append(l.response, h.response...)
 	}
-	return l, ""
+	return l, 0, ""
 }
 
 // extension is the HTTPFilter that a rule refers to.
@@ -759,7 +769,7 @@ func (at *attachments) weigh(x *Index, r *route, from, to int) *snapshot.Split {
 				w.Backend, why = at.reference(x, r, ref, model.TCP)
 			}
 			if why != "" {
-				at.problem(r, "%s: backendRef %s port %d: %s; its share of the connections is refused", r.rules[i].name, ref.Service, ref.Port, why)
+				at.problem(r, "%s: backendRef %s port %d: %s; its share of the connections is refused", backendPart(i, j), ref.Service, ref.Port, why)
 				repeat(at.s.problems, why, ref.Invalid, backendPart(i, j))
 				w = snapshot.Weighted{Invalid: refuse(r.rules[i].name, fmt.Sprintf("backendRef %s port %d: %s", ref.Service, ref.Port, why))}
 			}

@@ -38,7 +38,7 @@ func TestSockets(t *testing.T) {
 		{"another service's policy", func(x *Index) {
 			x.SetPolicies(model.ServiceName{Namespace: "shop", Name: "web"}, []model.EndpointPolicy{policy("p", "web", "app/p")})
 			x.SetPolicies(model.ServiceName{Namespace: "pay", Name: "cart"}, []model.EndpointPolicy{policy("p", "web", "app/p")})
-		}, []model.Workload{pod("cart", "", carrier)}, "tcp"},
+		}, []model.Workload{pod("cart", "", carrier)}, "tcp EndpointPolicy shop/p: targetRef Service pay/cart: there is no such service in the mesh"},
 		{"the annotation beats it", func(x *Index) { x.SetPolicies(cart, []model.EndpointPolicy{policy("p", "cart", "app/p")}) }, []model.Workload{pod("cart", "app/a", carrier)}, "/d/uid-cart/a"},
 		{"a bad annotation beats it, too", func(x *Index) { x.SetPolicies(cart, []model.EndpointPolicy{policy("p", "cart", "app/p")}) }, []model.Workload{pod("cart", "tmp/a", carrier)},
 			`tcp volume_not_declared Pod shop/cart-1: annotation endpoint.aether.io/uds-socket: "tmp/a": the pod declares no volume "tmp"`},
@@ -85,7 +85,7 @@ func TestSockets(t *testing.T) {
 			if !strings.HasPrefix(got, tt.want) || (got != tt.want) != strings.Contains(got, ": ") {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
-			if len(problems) > 0 && !strings.Contains(got, "over TCP to 127.0.0.1") {
+			if strings.Contains(got, "Pod ") && !strings.Contains(got, "over TCP to 127.0.0.1") {
 				t.Errorf("it does not say what holds: %s", got)
 			}
 		})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -60,7 +61,8 @@ func (r *reader) pod(o gamma.Object) {
 	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return // its address is free, and may be another's
 	}
-	f := &podFacts{namespace: o.Namespace, labels: p.Labels, namedPorts: namedPorts(&p), part: p.Annotations[AnnotationPart], node: p.Spec.NodeName}
+	r.words(o, &p)
+	f := &podFacts{namespace: o.Namespace, labels: p.Labels, namedPorts: r.namedPorts(o, &p), part: p.Annotations[AnnotationPart], node: p.Spec.NodeName}
 	key := ""
 	switch managed := p.Labels[LabelManaged]; managed {
 	case "true":
@@ -91,23 +93,56 @@ func (r *reader) pod(o gamma.Object) {
 	r.add(o, item{key: key, pod: f})
 }
 
+// words tells misspelt words that decide what a pod is, and that nothing else would tell: the pod is as it would be
+// without them.
+func (r *reader) words(o gamma.Object, p *corev1.Pod) {
+	for _, k := range slices.Sorted(maps.Keys(p.Labels)) {
+		if _, ok := p.Labels[LabelManaged]; !ok && k != gamma.LabelMeshService && strings.HasPrefix(k, "aether.io/") && gamma.Distance(k, LabelManaged) <= 2 {
+			r.Report(o.String(), o.At("metadata", "labels", k), "label %.100s does not exist, and the pod is not in the mesh: write %s", k, LabelManaged)
+		}
+	}
+	phases := []corev1.PodPhase{corev1.PodPending, corev1.PodRunning, corev1.PodSucceeded, corev1.PodFailed, corev1.PodUnknown}
+	if f := p.Status.Phase; f != "" && !slices.Contains(phases, f) {
+		r.Report(o.String(), o.At("status", "phase"), "status.phase %.100q does not exist, and counts as Running: write Pending, Running, Succeeded or Failed", f)
+	}
+	for i, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status != corev1.ConditionTrue && c.Status != corev1.ConditionFalse && c.Status != corev1.ConditionUnknown {
+			r.Report(o.String(), o.At("status", "conditions", fmt.Sprint(i), "status"), "status.conditions[%d].status %.100q does not exist, and the pod counts as not ready: write \"True\" or \"False\"", i, c.Status)
+		}
+	}
+}
+
 // namedPorts: a named target port may name a port of any container that runs
-// beside the application.
-func namedPorts(p *corev1.Pod) []namedPort {
+// beside the application. One that cannot be a port is left out and told.
+func (r *reader) namedPorts(o gamma.Object, p *corev1.Pod) []namedPort {
 	var out []namedPort
-	add := func(c *corev1.Container) {
-		for _, port := range c.Ports {
-			if port.Name != "" && port.ContainerPort > 0 && port.ContainerPort < 1<<16 && port.Protocol != corev1.ProtocolSCTP {
+	add := func(list string, i int, c *corev1.Container) {
+		for j, port := range c.Ports {
+			if port.Name == "" || port.Protocol == corev1.ProtocolSCTP {
+				continue
+			}
+			bad := func(field, format string, args ...any) {
+				r.Report(o.String(), o.At("spec", list, fmt.Sprint(i), "ports", fmt.Sprint(j), field), "spec.%s[%d].ports[%d].%s %s; no Service finds the port by its name",
+					list, i, j, field, fmt.Sprintf(format, args...))
+			}
+			switch why := validation.IsValidPortName(port.Name); {
+			case len(why) > 0:
+				bad("name", "%.100q is no port's name: %s", port.Name, strings.Join(why, "; "))
+			case port.ContainerPort <= 0 || port.ContainerPort >= 1<<16:
+				bad("containerPort", "%d is no port: write a number from 1 to 65535", port.ContainerPort)
+			case port.Protocol != "" && port.Protocol != corev1.ProtocolTCP && port.Protocol != corev1.ProtocolUDP:
+				bad("protocol", "%.100q does not exist: write TCP or UDP", port.Protocol)
+			default:
 				out = append(out, namedPort{port.Name, uint16(port.ContainerPort), port.Protocol == corev1.ProtocolUDP})
 			}
 		}
 	}
 	for i := range p.Spec.Containers {
-		add(&p.Spec.Containers[i])
+		add("containers", i, &p.Spec.Containers[i])
 	}
 	for i := range p.Spec.InitContainers {
 		if c := &p.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			add(c) // a sidecar
+			add("initContainers", i, c) // a sidecar
 		}
 	}
 	return out
@@ -126,13 +161,13 @@ func (r *reader) managed(o gamma.Object, p *corev1.Pod, f *podFacts) []gamma.Fla
 		account = "default" // as admission does
 	}
 	if why := validation.IsDNS1123Label(account); len(why) > 0 {
-		bad(accountLine, "service account %q cannot name a mesh service: %s", account, strings.Join(why, "; "))
+		bad(accountLine, "spec.serviceAccountName: service account %q cannot name a mesh service: %s", account, strings.Join(why, "; "))
 	}
 	if why := validation.IsDNS1123Subdomain(p.Spec.NodeName); p.Spec.NodeName != "" && len(why) > 0 {
-		bad(o.At("spec", "nodeName"), "node %.100q cannot be a name: %s", p.Spec.NodeName, strings.Join(why, "; "))
+		bad(o.At("spec", "nodeName"), "spec.nodeName: node %.100q cannot be a name: %s", p.Spec.NodeName, strings.Join(why, "; "))
 	}
 	if p.Spec.HostNetwork {
-		bad(o.At("spec", "hostNetwork"), "a pod on the host's network cannot be in the mesh, its network namespace is the node's: drop hostNetwork, or label %s", LabelManaged)
+		bad(o.At("spec", "hostNetwork"), "spec.hostNetwork: a pod on the host's network cannot be in the mesh, its network namespace is the node's: drop hostNetwork, or label %s", LabelManaged)
 	}
 	ips := podIPs(o, p, bad)
 
@@ -153,6 +188,9 @@ func (r *reader) managed(o gamma.Object, p *corev1.Pod, f *podFacts) []gamma.Fla
 		netns = filepath.Join(r.o.NetNSDir, o.Namespace+"_"+o.Name)
 	} else if !filepath.IsAbs(netns) || strings.Contains(netns, "\x00") {
 		bad(annotation(AnnotationNetNS), "annotation %s: %q is not an absolute path: write one that begins with /", AnnotationNetNS, netns)
+	}
+	if id, ok := p.Annotations[AnnotationContainerID]; ok && id == "" {
+		bad(annotation(AnnotationContainerID), "annotation %s: no ID: write the container's, or drop the annotation", AnnotationContainerID)
 	}
 	id := meta.SPIFFEID
 	if id == "" {
@@ -240,14 +278,18 @@ func podIPs(o gamma.Object, p *corev1.Pod, bad func(int, string, ...any)) []neti
 		texts, at = []string{p.Status.PodIP}, []string{"status", "podIP"}
 	}
 	if len(texts) == 0 {
-		bad(o.At("status"), "no address: write status.podIPs") // contract 1.2: ignorable until it has one
+		bad(o.At("status"), "status: no address: write status.podIPs") // contract 1.2: ignorable until it has one
 		return nil
 	}
 	var ips []netip.Addr
 	for i, s := range texts {
 		ip, why := gamma.Address(s)
 		if why != "" {
-			bad(o.At(append(at, fmt.Sprint(i), "ip")...), "pod address %q: %s", s, why)
+			field := "status.podIP"
+			if len(p.Status.PodIPs) > 0 {
+				field = fmt.Sprintf("status.podIPs[%d].ip", i)
+			}
+			bad(o.At(append(at, fmt.Sprint(i), "ip")...), "%s: pod address %q: %s", field, s, why)
 			continue
 		}
 		ips = append(ips, ip)

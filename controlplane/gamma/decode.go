@@ -205,8 +205,10 @@ func (d *decoder) decodeMap(n *yaml.Node, v reflect.Value, path string, depth in
 			d.flaw(key, path, "key %s in field %q is %s where text is expected: put it in quotes", key.Value, path, Describe(key))
 			return
 		}
-		e := reflect.New(v.Type().Elem()).Elem()
-		d.decode(value, e, join(path, key.Value), depth+1)
+		e, before := reflect.New(v.Type().Elem()).Elem(), len(d.flaws)
+		if d.decode(value, e, join(path, key.Value), depth+1); len(d.flaws) > before {
+			return // what could not be read is not there, and is not empty
+		}
 		m.SetMapIndex(reflect.ValueOf(key.Value).Convert(v.Type().Key()), e)
 	})
 	v.Set(m)

@@ -101,18 +101,22 @@ func (c *filterReader) missing(path []string, format string, args ...any) {
 	}
 }
 
-// unread reports whether a field directly in path, or path itself, could not be read.
+// unread reports whether a field directly in path, or path itself, could not be read. An unknown field beside
+// spec may be spec, misspelt.
 func unread(flaws []Flaw, path []string) bool {
 	at := fieldPath(path)
 	return slices.ContainsFunc(flaws, func(f Flaw) bool {
 		i := strings.LastIndexAny(f.Path, ".[")
-		return f.Path != "" && (f.Path == at || i >= 0 && f.Path[:i] == at)
+		return f.Path != "" && (f.Path == at || i >= 0 && f.Path[:i] == at || i < 0 && f.Unknown && at == "spec")
 	})
 }
 
-// unreadIn reports whether a field somewhere in the one at path could not be read.
+// unreadIn reports whether the field at path, or one somewhere in it, could not be read.
 func unreadIn(flaws []Flaw, path string) bool {
-	return slices.ContainsFunc(flaws, func(f Flaw) bool { return strings.HasPrefix(f.Path, path+".") })
+	return slices.ContainsFunc(flaws, func(f Flaw) bool {
+		rest, ok := strings.CutPrefix(f.Path, path)
+		return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+	})
 }
 
 // fieldPath is a path as text: spec.rules[0].matches.
@@ -164,11 +168,14 @@ func (c *filterReader) targets(s *HTTPFilterSpec) {
 		service := model.ServiceName{Namespace: c.o.Namespace, Name: t.Name}
 		// The filter is refused then, and must know the Service it was likely meant for: one left
 		// out would be open.
-		if t.Kind != "Service" || t.Group != "" && t.Group != "core" {
+		known := unreadIn(c.flaws, fmt.Sprintf("spec.targetRefs[%d]", i)) // a flaw already
+		if !known && (t.Kind != "Service" || t.Group != "" && t.Group != "core") {
 			c.bad(spec("targetRefs", n), "targetRefs[%d] is a %.100q of group %.100q: name a Service of group \"\"", i, t.Kind, t.Group)
 		}
 		if why := badService(service); why != "" {
-			c.bad(spec("targetRefs", n, "name"), "targetRefs[%d]: %s", i, why)
+			if !known {
+				c.bad(spec("targetRefs", n, "name"), "targetRefs[%d]: %s", i, why)
+			}
 		} else if !have[t.Name] {
 			have[t.Name] = true
 			c.f.Targets = append(c.f.Targets, service)
@@ -283,16 +290,20 @@ func (c *filterReader) extAuthz(in *ExtAuthz) {
 
 func (c *filterReader) headerToMetadata(in *HeaderToMetadata) {
 	if len(in.Rules) == 0 {
-		c.bad(spec("headerToMetadata"), "headerToMetadata without rules: write one at least")
+		c.missing(spec("headerToMetadata"), "headerToMetadata without rules: write one at least")
 	}
 	for i, rule := range in.Rules {
 		n := strconv.Itoa(i)
 		low, ok := fieldName(rule.Header)
-		if !ok {
+		switch {
+		case ok:
+		case rule.Header == "":
+			c.missing(spec("headerToMetadata", "rules", n), "headerToMetadata.rules[%d]: no header: write the name of one", i)
+		default:
 			c.bad(spec("headerToMetadata", "rules", n, "header"), "headerToMetadata.rules[%d]: header name %.100q is not a field name: letters, digits and - only", i, rule.Header)
 		}
 		if rule.MetadataKey == "" {
-			c.bad(spec("headerToMetadata", "rules", n, "metadataKey"), "headerToMetadata.rules[%d]: no metadataKey: write the key of the endpoints' metadata", i)
+			c.missing(spec("headerToMetadata", "rules", n), "headerToMetadata.rules[%d]: no metadataKey: write the key of the endpoints' metadata", i)
 		}
 		to := model.HeaderToMetadata{Header: low, Key: rule.MetadataKey, Namespace: rule.MetadataNamespace}
 		if to.Namespace == "" {
@@ -323,13 +334,13 @@ func (c *filterReader) opaque(s *HTTPFilterSpec) {
 		c.bad(spec("filter"), "filter %s in Envoy's form is not read: write spec.%s in its place", s.Filter, typed)
 		return
 	case s.Filter == "":
-		c.bad(spec("typedConfig"), "typedConfig without filter: write filter: %s", MutationFilter)
+		c.missing(spec(), "typedConfig without filter: write filter: %s", MutationFilter)
 		return
 	case s.Filter != MutationFilter:
 		c.bad(spec("filter"), "filter %.100q is not read, there is no Envoy here: write rbac, extAuthz or headerToMetadata, or filter %s", s.Filter, MutationFilter)
 		return
 	case s.TypedConfig == nil:
-		c.bad(spec("filter"), "filter %s without typedConfig: write it, with @type type.googleapis.com/%s", s.Filter, MutationType)
+		c.missing(spec(), "filter %s without typedConfig: write it, with @type type.googleapis.com/%s", s.Filter, MutationType)
 		return
 	}
 	var m headerMutation
@@ -340,7 +351,10 @@ func (c *filterReader) opaque(s *HTTPFilterSpec) {
 		c.bad(spec("typedConfig", "@type"), "typedConfig: @type %.200q is not read: write type.googleapis.com/%s, or type.googleapis.com/%s", m.Type, MutationType, mutationPerRoute)
 		return
 	}
-	c.flaws = append(c.flaws, d.flaws...)
+	for _, f := range d.flaws {
+		f.Path = camel(f.Path) // as other paths spell it; the reason has it as it was written
+		c.flaws = append(c.flaws, f)
+	}
 	at := func(path ...string) []string { return spec(append([]string{"typedConfig"}, path...)...) }
 	if m.MostSpecific != nil && (*m.MostSpecific || kind == mutationPerRoute) {
 		c.bad(at("mostSpecificHeaderMutationsWins"), "typedConfig: mostSpecificHeaderMutationsWins cannot be chosen: the route's mutations run first, then the service's; remove it")
@@ -370,6 +384,9 @@ func (c *filterReader) fieldMutations(in []fieldMutation, list string) (out []mo
 			return spec(append([]string{"typedConfig", "mutations", list, strconv.Itoa(i)}, path...)...)
 		}
 		where := fmt.Sprintf("typedConfig.mutations.%s[%d]", list, i)
+		if unreadIn(c.flaws, fieldPath(at())) {
+			continue // a flaw already
+		}
 		var op model.MutationOp
 		name := ""
 		switch {
@@ -420,6 +437,9 @@ func (c *filterReader) paramMutations(in []paramMutation) (out []model.MutationO
 			return spec(append([]string{"typedConfig", "mutations", "queryParameterMutations", strconv.Itoa(i)}, path...)...)
 		}
 		where := fmt.Sprintf("typedConfig.mutations.queryParameterMutations[%d]", i)
+		if unreadIn(c.flaws, fieldPath(at())) {
+			continue // a flaw already
+		}
 		var op model.MutationOp
 		switch {
 		case (m.Remove == nil) == (m.Append == nil):

@@ -65,7 +65,9 @@ func (c *ruleReader) filters(in []gatewayv1.HTTPRouteFilter, backend int, refuse
 			why = "ReplacePrefixMatch needs a prefix to replace: make every match of the rule a PathPrefix, or write ReplaceFullPath"
 		}
 		if why != "" {
-			refuse(j, "%s", why)
+			if !c.unread(where(backend, j)) {
+				refuse(j, "%s", why)
+			}
 			continue
 		}
 		have[f.Kind] = true
@@ -75,6 +77,14 @@ func (c *ruleReader) filters(in []gatewayv1.HTTPRouteFilter, backend int, refuse
 		out = append(out, f)
 	}
 	return out
+}
+
+// where is filters[j] of a rule (backend -1), or of one of its backendRefs.
+func where(backend, j int) string {
+	if backend < 0 {
+		return fmt.Sprintf("filters[%d]", j)
+	}
+	return fmt.Sprintf("backendRefs[%d].filters[%d]", backend, j)
 }
 
 // prefixes: every match of the rule is by prefix; one without a path is of "/". A type that
@@ -93,9 +103,9 @@ func (c *ruleReader) prefixes() bool {
 // destination that cannot be honoured costs the copies only.
 func (c *ruleReader) mirror(b *model.BackendRef, in *gatewayv1.BackendObjectReference, backend, j, n int) {
 	ref, why := c.destination(in)
-	key, where, line := fmt.Sprintf("%d/filters/%d", c.i, j), fmt.Sprintf("rules[%d].filters[%d]", c.i, j), c.at("filters", strconv.Itoa(j))
+	key, at, line := fmt.Sprintf("%d/filters/%d", c.i, j), fmt.Sprintf("rules[%d].%s", c.i, where(backend, j)), c.at("filters", strconv.Itoa(j))
 	if backend >= 0 {
-		key, where = fmt.Sprintf("%d/%d/filters/%d", c.i, backend, j), fmt.Sprintf("rules[%d].backendRefs[%d].filters[%d]", c.i, backend, j)
+		key = fmt.Sprintf("%d/%d/filters/%d", c.i, backend, j)
 		line = c.at("backendRefs", strconv.Itoa(backend), "filters", strconv.Itoa(j))
 	}
 	if mark := c.marks[key]; mark != "" {
@@ -104,10 +114,13 @@ func (c *ruleReader) mirror(b *model.BackendRef, in *gatewayv1.BackendObjectRefe
 	ref.Invalid = why
 	*b = ref
 	const cost = "nothing is mirrored there"
-	if why != "" {
-		c.reportRefusal(where, line, "%s: %s; %s", where, why, cost)
-	} else {
-		c.permit(b, foreignRef{c.i, backend, n, line, where, cost})
+	switch {
+	case why != "" && unreadIn(c.illegible, "spec."+at):
+		// a flaw already: what is missing was not read
+	case why != "":
+		c.reportRefusal(at, line, "%s: %s; %s", at, why, cost)
+	default:
+		c.permit(b, foreignRef{c.i, backend, n, line, at, cost})
 	}
 }
 

@@ -3,7 +3,10 @@ package gamma
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"aether/dataplane/model"
@@ -40,21 +43,88 @@ func (r *Reader) Grant(o Object) *Grant {
 		return nil
 	}
 	f := &Grant{Namespace: o.Namespace}
-	for _, from := range g.Spec.From {
-		if from.Group == GatewayGroup {
+	if len(g.Spec.From) == 0 {
+		r.Report(o.String(), o.At("spec", "from"), "spec.from is empty, and the grant permits nothing: write whose references it permits")
+	}
+	if len(g.Spec.To) == 0 {
+		r.Report(o.String(), o.At("spec", "to"), "spec.to is empty, and the grant permits nothing: write to what it permits references")
+	}
+	// An entry that can be for nothing is left out and told; the others are in force.
+	entry := func(list string, i int, why string) {
+		r.Report(o.String(), o.At("spec", list, strconv.Itoa(i)), "spec.%s[%d]: %s; the entry permits nothing", list, i, why)
+	}
+	for i, from := range g.Spec.From {
+		if why := badFrom(from); why != "" {
+			entry("from", i, why)
+		} else if from.Group == GatewayGroup {
 			f.From = append(f.From, RoutesOf{string(from.Kind), string(from.Namespace)})
 		}
 	}
-	for _, to := range g.Spec.To {
-		switch {
+	for i, to := range g.Spec.To {
+		name := string(value(to.Name, ""))
+		switch why := badTo(to); {
+		case why != "":
+			entry("to", i, why)
 		case to.Group != "" && to.Group != "core" || to.Kind != "Service":
-		case to.Name == nil:
-			f.To = append(f.To, "")
 		default:
-			f.To = append(f.To, string(*to.Name))
+			f.To = append(f.To, name)
 		}
 	}
 	return f
+}
+
+// routeKinds are those whose references into other namespaces a ReferenceGrant permits.
+var routeKinds = []string{KindHTTPRoute, KindGRPCRoute, KindTCPRoute, KindTLSRoute}
+
+// badFrom says why an entry of from can be for no reference; empty: it can. What else than routes
+// refers to something is other programs' affair.
+func badFrom(from gatewayv1.ReferenceGrantFrom) string {
+	kind := string(from.Kind)
+	near := nearly(kind, append([]string{KindUDPRoute}, routeKinds...)...)
+	switch {
+	case kind == "":
+		return "no kind: write one, like " + KindHTTPRoute
+	case slices.Contains(routeKinds, kind) && from.Group != GatewayGroup:
+		return fmt.Sprintf("group %.100q has no %s: write group %s", from.Group, kind, GatewayGroup)
+	case from.Group == GatewayGroup && near != "":
+		return fmt.Sprintf("kind %.100q does not exist: write %s", kind, near)
+	case from.Namespace == "":
+		return "no namespace: write that of the references"
+	}
+	if why := validation.IsDNS1123Label(string(from.Namespace)); len(why) > 0 {
+		return fmt.Sprintf("namespace %.100q cannot be a name: %s", from.Namespace, strings.Join(why, "; "))
+	}
+	return ""
+}
+
+// badTo says why an entry of to can be for no Service, if it was meant to be; empty: it can.
+func badTo(to gatewayv1.ReferenceGrantTo) string {
+	kind, core := string(to.Kind), to.Group == "" || to.Group == "core"
+	switch {
+	case kind == "":
+		return "no kind: write " + KindService
+	case core && nearly(kind, KindService) != "":
+		return fmt.Sprintf("kind %.100q does not exist: write %s", kind, KindService)
+	case core && kind == KindService && to.Name != nil:
+		if why := validation.IsDNS1123Label(string(*to.Name)); len(why) > 0 {
+			return fmt.Sprintf("name %.100q cannot be a Service's name: %s", *to.Name, strings.Join(why, "; "))
+		}
+	}
+	return ""
+}
+
+// nearly gives the one of kinds that s is with a typing error or two; empty: s is one of them, or like none.
+func nearly(s string, kinds ...string) string {
+	best, least := "", 3
+	for _, k := range kinds {
+		if s == k {
+			return ""
+		}
+		if d := Distance(strings.ToLower(s), strings.ToLower(k)); d < least {
+			best, least = k, d
+		}
+	}
+	return best
 }
 
 // Permits reports whether one of grants lets routes name the Service.

@@ -103,7 +103,9 @@ func (c *ruleReader) grpcMatch(j int) model.Match {
 			refuse("method", "method.type %.100q does not exist: write Exact or RegularExpression", kind)
 			m.Unread = true
 		case g.Service == nil && g.Method == nil:
-			refuse("method", "method names neither service nor method: write one of them, or drop method")
+			if !c.unread(fmt.Sprintf("matches[%d].method", j)) {
+				refuse("method", "method names neither service nor method: write one of them, or drop method")
+			}
 			m.Unread = true
 		default:
 			m.GRPC.Service = element("service", g.Service, grpcService)
@@ -132,45 +134,55 @@ type condition struct{ name, value, kind string }
 // conditions reads a list of matches[j]. Of headers whose names differ in case
 // alone the first counts, as the Gateway API says. unread is set where one is left out.
 func (c *ruleReader) conditions(in []condition, j int, field, what string, unread *bool) (out []model.ValueMatch) {
-	refuse := c.ofMatch(j)
 	if len(in) > maxConditions {
-		refuse(field, "%d %s, the limit is %d: remove some", len(in), field, maxConditions)
+		c.ofMatch(j)(field, "%d %s, the limit is %d: remove some", len(in), field, maxConditions)
 		in, *unread = in[:maxConditions], true
 	}
 	for i, h := range in {
+		at := fmt.Sprintf("matches[%d].%s[%d]", j, field, i)
+		refuse := func(format string, args ...any) {
+			c.refuse(c.at("matches", strconv.Itoa(j), field, strconv.Itoa(i)), "%s: %s", at, fmt.Sprintf(format, args...))
+		}
 		name, ok := fieldName(h.name)
 		if what != "header" {
-			name = h.name
+			name, ok = h.name, h.name != ""
 		}
 		m := model.ValueMatch{Name: name, Value: h.value, Regex: h.kind == "RegularExpression"}
 		same := func(o condition) bool { return o.name == h.name }
 		folded := func(o model.ValueMatch) bool { return o.Name == name }
 		switch {
+		case c.unread(at):
+			*unread = true // a flaw already
+			continue
 		case h.kind != "Exact" && !m.Regex:
-			refuse(field, "%s %.100q: match type %.100q does not exist: write Exact or RegularExpression", what, h.name, h.kind)
+			refuse("%s %.100q: match type %.100q does not exist: write Exact or RegularExpression", what, h.name, h.kind)
 			*unread = true
 			continue
-		case !ok && what == "header":
-			refuse(field, "%s name %.100q is not a field name: letters, digits and - only", what, h.name)
+		case !ok && what == "parameter":
+			refuse("a parameter without a name: write its name")
+			*unread = true
+			continue
+		case !ok:
+			refuse("%s name %.100q is not a field name: letters, digits and - only", what, h.name)
 			*unread = true
 			continue
 		case slices.ContainsFunc(in[:i], same):
-			refuse(field, "%s %.100s stands twice: keep one", what, h.name)
+			refuse("%s %.100s stands twice: keep one", what, h.name)
 		case slices.ContainsFunc(out, folded):
-			c.report(c.at("matches", strconv.Itoa(j), field, strconv.Itoa(i)), "rules[%d]: matches[%d]: %s %.100s stands twice (case does not count), and the first counts: remove this one",
-				c.i, j, what, h.name)
+			c.report(c.at("matches", strconv.Itoa(j), field, strconv.Itoa(i)), "rules[%d]: %s: %s %.100s stands twice (case does not count), and the first counts: remove this one",
+				c.i, at, what, h.name)
 			continue
 		}
 		if m.Regex {
 			if why := badPattern(h.value); why != "" {
-				refuse(field, "%s %.100s: pattern %.200q %s", what, h.name, h.value, why)
+				refuse("%s %.100s: pattern %.200q %s", what, h.name, h.value, why)
 			}
 		} else if h.value == "" {
-			refuse(field, "%s %.100s: no value: write what it must be, or a RegularExpression", what, h.name)
+			refuse("%s %.100s: no value: write what it must be, or a RegularExpression", what, h.name)
 			*unread = true
 			continue
 		} else if what == "header" && !httpmsg.ValidValue([]byte(h.value)) {
-			refuse(field, "%s %.100s: value %.200q holds a control character: remove it", what, h.name, h.value)
+			refuse("%s %.100s: value %.200q holds a control character: remove it", what, h.name, h.value)
 			*unread = true
 			continue
 		}

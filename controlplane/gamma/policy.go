@@ -25,7 +25,9 @@ func (r *Reader) EndpointPolicy(o Object) *model.EndpointPolicy {
 	t, socket := p.Spec.TargetRef, p.Spec.UDSSocket
 	known := unread(flaws, spec()) // a field that could not be read is reported: that one is missing is no second flaw
 	switch {
-	case known && t == (TargetRef{}):
+	case known && t == (TargetRef{}), unreadIn(flaws, "spec.targetRef"):
+	case t == (TargetRef{}):
+		bad(spec("targetRef"), "no targetRef: name the Service whose pods' socket it is")
 	case t.Kind != KindService || t.Group != "" && t.Group != "core":
 		bad(spec("targetRef"), "targetRef is a %.100q of group %.100q: name a Service of group \"\"", t.Kind, t.Group)
 	default:
@@ -35,6 +37,8 @@ func (r *Reader) EndpointPolicy(o Object) *model.EndpointPolicy {
 	}
 	if _, _, err := endpointmeta.SplitUDS(socket); known && socket == "" {
 		// likewise
+	} else if socket == "" {
+		bad(spec("udsSocket"), "no spec.udsSocket: write <volume>/<file>")
 	} else if err != nil {
 		bad(spec("udsSocket"), "spec.udsSocket %.100q: %v", socket, err)
 	} else if n := len([]rune(socket)); n < leastUDSSocket || n > mostUDSSocket {

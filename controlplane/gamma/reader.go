@@ -57,7 +57,7 @@ func Label(kind, namespace, name string) string {
 
 // An puts the article before a kind.
 func An(kind string) string {
-	if strings.HasPrefix(kind, "HTTP") {
+	if strings.HasPrefix(kind, "HTTP") || strings.HasPrefix(kind, "Endpoint") {
 		return "an " + kind
 	}
 	return "a " + kind

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -206,7 +207,7 @@ func (c *routeReader) reportRefusal(part string, line int, format string, args .
 
 // route takes what a kind's own reader made of an object.
 func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
-	c := routeReader{r: r, o: o, in: in, f: &Route{}, illegible: flaws}
+	c := routeReader{r: r, o: o, in: in, f: &Route{}, illegible: slices.Clone(flaws)}
 	flaws = append(flaws, r.OwnAnnotations(o, in.meta.Annotations, AnnotationInvalid)...)
 	c.f.Route = model.Route{Kind: in.kind, Namespace: o.Namespace, Name: o.Name, Created: in.meta.CreationTimestamp.UTC()}
 	c.readMarks(&flaws)
@@ -219,7 +220,7 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 	for i := range in.rules {
 		c.rule(i)
 	}
-	if len(in.rules) == 0 && c.raw() && !unread(c.illegible, spec("rules")) {
+	if len(in.rules) == 0 && c.raw() && c.missing("rules") {
 		c.reportRefusal("rules", o.At("spec", "rules"), "no rules: what the route takes is refused; write one with backendRefs")
 	}
 	c.widen(flaws)
@@ -243,12 +244,28 @@ func (r *Reader) route(o Object, in *routeIn, flaws []Flaw) *Route {
 	}
 	if len(c.f.Route.Parents) == 0 {
 		r.Doubt, r.Unaimed = true, len(flaws) > 0
-		if !slices.ContainsFunc(flaws, ofParents) {
-			c.report(o.Line(), "no parentRef names a Service: the route is attached to nothing")
+		if !slices.ContainsFunc(flaws, ofParents) && c.missing("parentRefs") {
+			c.report(o.At(spec("parentRefs")...), "no parentRef names a Service: the route is attached to nothing")
 		}
 		return nil
 	}
 	return c.f
+}
+
+// missing reports whether it is a flaw of its own that a field of spec is not there: nothing stands there that
+// could not be read and may be it. What an API server's object has beside is of a newer version, and is not it.
+func (c *routeReader) missing(field string) bool {
+	bare, _ := c.o.find(spec())
+	return !slices.ContainsFunc(c.illegible, func(f Flaw) bool {
+		switch in, name, below := strings.Cut(f.Path, "."); {
+		case !below:
+			return f.Path == "spec" || bare == nil && f.Unknown // the whole spec, misspelt
+		case in != "spec":
+			return false
+		default:
+			return name == field || f.Unknown && !c.r.API && !strings.ContainsAny(name, ".[")
+		}
+	})
 }
 
 // Instead attaches f, of which no rule is in force, to what it was attached to before as well: of a
@@ -435,6 +452,12 @@ func (c *routeReader) parents(flaws *[]Flaw) {
 		p := &c.in.spec.ParentRefs[i]
 		kind := value(p.Kind, "Gateway")
 		group := value(p.Group, "")
+		if p.Kind == nil && unreadIn(c.illegible, fmt.Sprintf("spec.parentRefs[%d]", i)) {
+			if !c.saysService(i) {
+				continue // which kind it is could not be read, and that is reported
+			}
+			kind = "Service"
+		}
 		if c.r.API && group == GatewayGroup {
 			group = "" // what the API server writes where nothing was; the group has no Service of its own (contract 10.1)
 		}
@@ -442,7 +465,7 @@ func (c *routeReader) parents(flaws *[]Flaw) {
 			if c.r.API {
 				continue // a gateway's affair
 			}
-			if near := Distance(strings.ToLower(string(kind)), "service"); near <= 2 && kind != "Service" && (group == "" || group == "core") {
+			if nearly(string(kind), KindService) != "" && (group == "" || group == "core") {
 				*flaws = append(*flaws, Flaw{Path: fmt.Sprintf("spec.parentRefs[%d]", i), Line: at("parentRefs", strconv.Itoa(i), "kind"),
 					Reason: fmt.Sprintf("parentRefs[%d]: kind %.100q does not exist: write Service", i, kind)})
 				kind = "Service"
@@ -480,6 +503,17 @@ func (c *routeReader) parents(flaws *[]Flaw) {
 	}
 }
 
+// saysService reports whether a field of parentRefs[i], whatever it is called, is the word Service.
+func (c *routeReader) saysService(i int) bool {
+	n, _ := c.o.find(spec("parentRefs", strconv.Itoa(i)))
+	for j := 1; n != nil && n.Kind == yaml.MappingNode && j < len(n.Content); j += 2 {
+		if n.Content[j].Value == KindService {
+			return true
+		}
+	}
+	return false
+}
+
 // hostnames are the server names of a TLSRoute. On other routes of a Service they
 // mean nothing: the parent's names decide (contract 10.2).
 func (c *routeReader) hostnames(flaws *[]Flaw) {
@@ -499,6 +533,9 @@ func (c *routeReader) hostnames(flaws *[]Flaw) {
 	}
 	have := map[string]bool{}
 	for i, h := range c.in.hostnames {
+		if unreadIn(c.illegible, fmt.Sprintf("spec.hostnames[%d]", i)) {
+			continue
+		}
 		name := strings.ToLower(string(h))
 		if name == model.AnyServerName && len(c.marks) > 0 {
 			c.f.Route.ServerNames = append(c.f.Route.ServerNames, name) // as a dump writes what could not be read
@@ -561,6 +598,11 @@ func (c *ruleReader) rule() *model.Rule { return &c.f.Route.Rules[c.i] }
 
 func (c *ruleReader) at(path ...string) int {
 	return c.o.At(append([]string{"spec", "rules", strconv.Itoa(c.i)}, path...)...)
+}
+
+// unread reports whether something of the rule at path, as text, could not be read: that is a flaw already.
+func (c *ruleReader) unread(path string) bool {
+	return unreadIn(c.illegible, fmt.Sprintf("spec.rules[%d].%s", c.i, path))
 }
 
 // refuse makes the rule invalid.
@@ -647,10 +689,11 @@ func (c *ruleReader) retry() {
 	have := map[gatewayv1.HTTPRouteRetryStatusCode]bool{}
 	for j, code := range in.Codes {
 		switch line := c.at("retry", "codes", strconv.Itoa(j)); {
+		case c.unread(fmt.Sprintf("retry.codes[%d]", j)):
 		case code < 400 || code > 599:
-			c.refuse(line, "retry.codes: %d is no status of an error: write one from 400 to 599", code)
+			c.refuse(line, "retry.codes[%d]: %d is no status of an error: write one from 400 to 599", j, code)
 		case have[code]:
-			c.refuse(line, "retry.codes: %d stands twice: keep one", code)
+			c.refuse(line, "retry.codes[%d]: %d stands twice: keep one", j, code)
 		default:
 			have[code] = true
 			out.Codes = append(out.Codes, uint16(code))
@@ -689,13 +732,18 @@ func (c *ruleReader) persistence() {
 	if in.CookieConfig == nil {
 		return
 	}
+	known := c.unread(field + ".absoluteTimeout") // a flaw already
+	if in.AbsoluteTimeout != nil {
+		_, why := parseDuration(string(*in.AbsoluteTimeout))
+		known = why != ""
+	}
 	if out.Header {
 		c.refuse(c.at(field, "cookieConfig"), "%s: cookieConfig with type Header: remove it", field)
 	}
 	switch kind := value(in.CookieConfig.LifetimeType, gatewayv1.SessionCookieLifetimeType); kind {
 	case gatewayv1.SessionCookieLifetimeType:
 	case gatewayv1.PermanentCookieLifetimeType:
-		if out.Lasting = true; out.Absolute == 0 {
+		if out.Lasting = true; out.Absolute == 0 && !known {
 			c.refuse(c.at(field, "cookieConfig", "lifetimeType"), "%s: a Permanent cookie needs absoluteTimeout: write it", field)
 		}
 	default:
@@ -728,7 +776,7 @@ func (c *ruleReader) backend(j int) model.BackendRef {
 	where := fmt.Sprintf("rules[%d].backendRefs[%d]", c.i, j)
 	switch {
 	case why != "" && unreadIn(c.illegible, "spec."+where):
-		// reported already: what is missing was not read
+		// a flaw already: what is missing was not read
 	case why != "":
 		c.reportRefusal(where, line, "%s: %s; %s", where, why, cost)
 	default:

@@ -40,26 +40,26 @@ func (r *Reader) Service(o Object, s *corev1.Service) *Service {
 	seen := map[string]bool{}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
-		line := o.At("spec", "ports", strconv.Itoa(i))
+		where, line := fmt.Sprintf("spec.ports[%d]: ", i), o.At("spec", "ports", strconv.Itoa(i))
 		var udp bool
 		switch p.Protocol {
 		case "", corev1.ProtocolTCP:
 		case corev1.ProtocolUDP:
 			udp = true
 		case corev1.ProtocolSCTP:
-			r.Report(o.String(), line, "port %d: the mesh carries no SCTP: this port is left out", p.Port)
+			r.Report(o.String(), line, "%sport %d: the mesh carries no SCTP: this port is left out", where, p.Port)
 			continue
 		default:
-			bad(o.At("spec", "ports", strconv.Itoa(i), "protocol"), "port %d: protocol %q does not exist: write TCP or UDP", p.Port, p.Protocol)
+			bad(o.At("spec", "ports", strconv.Itoa(i), "protocol"), "%sport %d: protocol %q does not exist: write TCP or UDP", where, p.Port, p.Protocol)
 			continue
 		}
 		if p.Port < 1 || p.Port >= 1<<16 {
-			bad(o.At("spec", "ports", strconv.Itoa(i), "port"), "port %d is no port: write a number from 1 to 65535", p.Port)
+			bad(o.At("spec", "ports", strconv.Itoa(i), "port"), "%sport %d is no port: write a number from 1 to 65535", where, p.Port)
 			continue
 		}
 		number := uint16(p.Port)
 		if key := PortKey(number, udp); seen[key] {
-			bad(line, "port %s stands twice: keep one", key)
+			bad(line, "%sport %s stands twice: keep one", where, key)
 			continue
 		} else {
 			seen[key] = true
@@ -71,11 +71,11 @@ func (r *Reader) Service(o Object, s *corev1.Service) *Service {
 		case t.Type == intstr.Int && t.IntVal > 0 && t.IntVal < 1<<16:
 			port.Target = uint16(t.IntVal)
 		case t.Type == intstr.Int:
-			bad(o.At("spec", "ports", strconv.Itoa(i), "targetPort"), "targetPort %d is no port: write a number from 1 to 65535, or a port's name", t.IntVal)
+			bad(o.At("spec", "ports", strconv.Itoa(i), "targetPort"), "%stargetPort %d is no port: write a number from 1 to 65535, or a port's name", where, t.IntVal)
 			continue
 		default:
 			if why := validation.IsValidPortName(t.StrVal); len(why) > 0 {
-				bad(o.At("spec", "ports", strconv.Itoa(i), "targetPort"), "targetPort %q is no port's name: %s; write a number without quotes, or a name", t.StrVal, strings.Join(why, "; "))
+				bad(o.At("spec", "ports", strconv.Itoa(i), "targetPort"), "%stargetPort %q is no port's name: %s; write a number without quotes, or a name", where, t.StrVal, strings.Join(why, "; "))
 				continue
 			}
 			port.TargetName = t.StrVal
@@ -84,11 +84,11 @@ func (r *Reader) Service(o Object, s *corev1.Service) *Service {
 		}
 		// A generated Service carries mesh 18081 and mesh-tcp 18082 (contract 9.8); nobody else may have them (contract 1.3).
 		if !f.Service.Generated && (model.ReservedPort(number) || model.ReservedPort(port.Target)) {
-			const text = "port %s: %d, %d, %d and %d are reserved by the mesh and can be no Service's port or target: choose another"
+			const text = "%sport %s: %d, %d, %d and %d are reserved by the mesh and can be no Service's port or target: choose another"
 			if r.API { // it exists whatever is said of it, and its other ports may have a policy
-				r.Report(o.String(), line, text+"; this port is left out", PortKey(number, udp), model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
+				r.Report(o.String(), line, text+"; this port is left out", where, PortKey(number, udp), model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
 			} else {
-				bad(line, text, PortKey(number, udp), model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
+				bad(line, text, where, PortKey(number, udp), model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
 			}
 			continue
 		}
@@ -96,8 +96,8 @@ func (r *Reader) Service(o Object, s *corev1.Service) *Service {
 			var known bool
 			if port.Class, known = classOf(*app, udp); !known {
 				r.Report(o.String(), o.At("spec", "ports", strconv.Itoa(i), "appProtocol"),
-					"port %s: appProtocol %q says nothing to the mesh: leave it out, or write http or tcp (UDP: udp); until the service has an endpoint the port counts as one without it",
-					PortKey(number, udp), *app)
+					"%sport %s: appProtocol %q says nothing to the mesh: leave it out, or write http or tcp (UDP: udp); until the service has an endpoint the port counts as one without it",
+					where, PortKey(number, udp), *app)
 			}
 		}
 		f.Service.Ports = append(f.Service.Ports, port)
@@ -153,7 +153,11 @@ func clusterIPs(o Object, s *corev1.Service, bad func(int, string, ...any)) []ne
 		}
 		ip, why := Address(t)
 		if why != "" {
-			bad(o.At("spec", at, strconv.Itoa(i)), "cluster address %q: %s", t, why)
+			field := "spec." + at
+			if at == "clusterIPs" {
+				field += fmt.Sprintf("[%d]", i)
+			}
+			bad(o.At("spec", at, strconv.Itoa(i)), "%s: cluster address %q: %s", field, t, why)
 			continue
 		}
 		ips = append(ips, ip)

@@ -348,6 +348,19 @@ func TestPortMap(t *testing.T) {
 		if got := targets(s, "cart"); got != tt.want || !strings.Contains(s.said(), tt.why) || tt.why == "" && s.said() != "" {
 			t.Errorf("%s: %s, want %s\n%s", tt.name, got, tt.want, s.said())
 		}
+		// A port without a number is one problem, of the Service, with the port.
+		want := 0
+		for i, port := range []string{"80", "53/UDP"} {
+			if strings.Fields(tt.want)[i] != "0" {
+				continue
+			}
+			if want++; strings.Count(s.said(), "Service shop/cart: spec.ports: port "+port+": targetPort") != 1 {
+				t.Errorf("%s: not one problem of port %s\n%s", tt.name, port, s.said())
+			}
+		}
+		if got := strings.Count(s.said(), "Service shop/cart: "); got != want {
+			t.Errorf("%s: %d problems, want %d\n%s", tt.name, got, want, s.said())
+		}
 		// Case 146: whatever slices say of endpoints and their readiness, of this Service or
 		// another, gives no endpoint to anything.
 		if b := s.Whole(); len(b.Endpoints) != 0 || len(b.Catalog) != 0 {
