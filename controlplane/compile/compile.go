@@ -87,7 +87,7 @@ func problem(object, format string, args ...any) model.Problem {
 // sortProblems puts them into a stable order, each once.
 func sortProblems(p []model.Problem) []model.Problem {
 	slices.SortFunc(p, func(a, b model.Problem) int {
-		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Where, b.Where), cmp.Compare(a.Reason, b.Reason))
+		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Where, b.Where), cmp.Compare(a.Reason, b.Reason), cmp.Compare(a.Part, b.Part))
 	})
 	return slices.Compact(p)
 }

@@ -227,7 +227,7 @@ func TestIndex(t *testing.T) {
 func lines(p []model.Problem) string {
 	var b strings.Builder
 	for _, x := range p {
-		fmt.Fprintf(&b, "%s: %s\n", x.Object, x.Reason)
+		fmt.Fprintf(&b, "%+v\n", x)
 	}
 	return b.String()
 }

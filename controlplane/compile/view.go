@@ -207,16 +207,16 @@ func (s *service) userPorts(obj *model.Service, say func(object, format string, 
 	for _, p := range obj.Ports {
 		switch {
 		case model.ReservedPort(p.Number):
-			say(s.rule, "port %d is the mesh's own and cannot be reached through it: choose another number", p.Number)
+			say(s.rule, "port %s is the mesh's own and cannot be reached through it: choose another number", model.PortKey(p.Number, p.UDP))
 			continue
 		case p.Number == 0:
 			say(s.rule, "port 0 is no port: give a number of 1 to 65535")
 			continue
 		case model.ReservedPort(p.Target): // contract 1.3: no pod's port
-			say(s.rule, "port %d leads to pod port %d, which is the mesh's own and no pod's: choose another targetPort", p.Number, p.Target)
+			say(s.rule, "port %s leads to pod port %d, which is the mesh's own and no pod's: choose another targetPort", model.PortKey(p.Number, p.UDP), p.Target)
 			continue
 		case p.Target == 0:
-			say(s.rule, "port %d names nothing: its targetPort %q is not resolved; use the number", p.Number, p.TargetName)
+			say(s.rule, "port %s names nothing: its targetPort %q is not resolved; use the number", model.PortKey(p.Number, p.UDP), p.TargetName)
 			s.viewProblems[len(s.viewProblems)-1].Part = model.PortPart(&p)
 			continue
 		}

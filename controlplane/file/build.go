@@ -169,7 +169,7 @@ func (b *builder) service(it item) {
 		var why string
 		if p.Target, why = resolve(it.service, p, b.pods[s.Name.Namespace]); why != "" {
 			b.refuse(model.PortPart(p), it, it.service.Lines[i], "spec.ports: port %s: targetPort %q names nothing: %s; write the number, or annotation %s",
-				gamma.PortKey(p.Number, p.UDP), p.TargetName, why, AnnotationTargetPorts)
+				model.PortKey(p.Number, p.UDP), p.TargetName, why, AnnotationTargetPorts)
 		}
 	}
 	if !s.Generated {

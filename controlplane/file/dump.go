@@ -400,7 +400,7 @@ func (d *dumper) service(s *model.Service) {
 		if p.TargetName != "" {
 			f[2].value = p.TargetName
 			if p.Target != 0 {
-				targets = append(targets, fmt.Sprintf("%s=%d", gamma.PortKey(p.Number, p.UDP), p.Target))
+				targets = append(targets, fmt.Sprintf("%s=%d", model.PortKey(p.Number, p.UDP), p.Target))
 			}
 		}
 		if p.UDP {

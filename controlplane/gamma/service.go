@@ -58,7 +58,7 @@ func (r *Reader) Service(o Object, s *corev1.Service) *Service {
 			continue
 		}
 		number := uint16(p.Port)
-		if key := PortKey(number, udp); seen[key] {
+		if key := model.PortKey(number, udp); seen[key] {
 			bad(line, "%sport %s stands twice: keep one", where, key)
 			continue
 		} else {
@@ -79,16 +79,16 @@ func (r *Reader) Service(o Object, s *corev1.Service) *Service {
 				continue
 			}
 			port.TargetName = t.StrVal
-			port.Target = given[PortKey(number, udp)]
-			delete(given, PortKey(number, udp))
+			port.Target = given[model.PortKey(number, udp)]
+			delete(given, model.PortKey(number, udp))
 		}
 		// A generated Service carries mesh 18081 and mesh-tcp 18082 (contract 9.8); nobody else may have them (contract 1.3).
 		if !f.Service.Generated && (model.ReservedPort(number) || model.ReservedPort(port.Target)) {
 			const text = "%sport %s: %d, %d, %d and %d are reserved by the mesh and can be no Service's port or target: choose another"
 			if r.API { // it exists whatever is said of it, and its other ports may have a policy
-				r.Report(o.String(), line, text+"; this port is left out", where, PortKey(number, udp), model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
+				r.Report(o.String(), line, text+"; this port is left out", where, model.PortKey(number, udp), model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
 			} else {
-				bad(line, text, where, PortKey(number, udp), model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
+				bad(line, text, where, model.PortKey(number, udp), model.PortCapture, model.PortMesh, model.PortProxy, model.PortRaw)
 			}
 			continue
 		}
@@ -97,7 +97,7 @@ func (r *Reader) Service(o Object, s *corev1.Service) *Service {
 			if port.Class, known = classOf(*app, udp); !known {
 				r.Report(o.String(), o.At("spec", "ports", strconv.Itoa(i), "appProtocol"),
 					"%sport %s: appProtocol %q says nothing to the mesh: leave it out, or write http or tcp (UDP: udp); until the service has an endpoint the port counts as one without it",
-					where, PortKey(number, udp), *app)
+					where, model.PortKey(number, udp), *app)
 			}
 		}
 		f.Service.Ports = append(f.Service.Ports, port)
@@ -131,14 +131,6 @@ func classOf(appProtocol string, udp bool) (c model.Class, known bool) {
 		return model.TCP, true
 	}
 	return model.ClassNone, false
-}
-
-// PortKey is how a port of a Service is spoken of: "80", "53/UDP".
-func PortKey(n uint16, udp bool) string {
-	if udp {
-		return fmt.Sprintf("%d/UDP", n)
-	}
-	return strconv.Itoa(int(n))
 }
 
 func clusterIPs(o Object, s *corev1.Service, bad func(int, string, ...any)) []netip.Addr {
@@ -181,7 +173,7 @@ func targetPorts(o Object, annotation string, bad func(int, string, ...any)) map
 			bad(o.At("metadata", "annotations", AnnotationTargetPorts), "annotation %s: entry %q: write <port>=<pod port> or <port>/UDP=<pod port>", AnnotationTargetPorts, entry)
 			continue
 		}
-		out[PortKey(uint16(n), proto == "UDP")] = uint16(t)
+		out[model.PortKey(uint16(n), proto == "UDP")] = uint16(t)
 	}
 	return out
 }

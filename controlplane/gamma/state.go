@@ -250,7 +250,7 @@ func (s *State) resolveService(n name, fresh bool) {
 		var why string
 		if p.Target, why = s.target(n, p, out.Generated); why != "" {
 			said = append(said, Problem{Object: Label(KindService, n.Namespace, n.Name), Part: model.PortPart(p), Reason: fmt.Sprintf(
-				"spec.ports: port %s: targetPort %q names nothing: %s; what is sent to it is refused until that changes", PortKey(p.Number, p.UDP), p.TargetName, why)})
+				"spec.ports: port %s: targetPort %q names nothing: %s; what is sent to it is refused until that changes", model.PortKey(p.Number, p.UDP), p.TargetName, why)})
 		}
 	}
 	if fresh || !reflect.DeepEqual(out, e.out) {

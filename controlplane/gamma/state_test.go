@@ -350,7 +350,7 @@ func TestPortMap(t *testing.T) {
 		}
 		// A port without a number is one problem, of the Service, with the port.
 		want := 0
-		for i, port := range []string{"80", "53/UDP"} {
+		for i, port := range []string{"80", "80/UDP"} {
 			if strings.Fields(tt.want)[i] != "0" {
 				continue
 			}

@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"time"
 )
 
@@ -552,10 +553,15 @@ type Problem struct {
 
 // PortPart is the Part of a problem by which a port of a Service is refused.
 func PortPart(p *ServicePort) string {
-	if p.UDP {
-		return fmt.Sprintf("ports[%d/UDP]", p.Number)
+	return "ports[" + PortKey(p.Number, p.UDP) + "]"
+}
+
+// PortKey is how a port of a Service is written: "80", or "80/UDP".
+func PortKey(number uint16, udp bool) string {
+	if udp {
+		return fmt.Sprintf("%d/UDP", number)
 	}
-	return fmt.Sprintf("ports[%d]", p.Number)
+	return strconv.Itoa(int(number))
 }
 
 // AllParts is the Part of a problem by which all of an object is refused.

@@ -190,35 +190,61 @@ func TestStoreAwayForHours(t *testing.T) {
 	})
 }
 
-// TestSpelling: an address is one however it is spelled, in calls and in the store.
+// TestSpelling: an address is one however it is spelled, in calls and in the store, and whether the call or what the
+// store has comes first.
 func TestSpelling(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := storetest.New("local", "local")
-		other := storetest.Rows("west", "local", cart, storetest.HTTP("FD00::1", "node-w")) // not ours to write
-		store.Set(other...)
-		store.Set(httpRows(cart, "fd00::0001", "::ffff:10.0.0.2", "10.0.0.3")...)
-		r := start(t, Config{Store: store})
-		defer r.stop()
-		c := r.dial()
-		has := func(want ...string) {
-			t.Helper()
-			time.Sleep(confirmTime + writeTick) // virtual
-			synctest.Wait()
-			var got []string
-			for _, r := range store.All() {
-				if r.Region == "local" {
-					got = append(got, r.IP)
+	for _, first := range []string{"store", "call, store's first state", "call, store's change"} {
+		synctest.Test(t, func(t *testing.T) {
+			store := storetest.New("local", "local")
+			other := storetest.Rows("west", "local", cart, storetest.HTTP("FD00::1", "node-w")) // not ours to write
+			store.Set(other...)
+			rows := httpRows(cart, "fd00::0001", "::ffff:10.0.0.2", "10.0.0.3")
+			catchUp := func() {}
+			lag := func() {
+				if first != "store" {
+					catchUp = store.Lag()
 				}
 			}
-			if !slices.Equal(got, want) || r.Status().Rows != len(want)+len(other) || r.Status().Pending != 0 {
-				t.Errorf("the store has %q, the snapshot %d rows, want %q", got, r.Status().Rows, want)
+			if first != "call, store's change" {
+				store.Set(rows...)
+				lag()
 			}
-		}
-		register(t, c, cart, storetest.HTTP("FD00:0::1", "node-a"))
-		has("10.0.0.3", "::ffff:10.0.0.2", "fd00::1")
-		unregister(t, c, cart, "fd00:0:0::1", "10.0.0.2", "10.0.0.3", "::ffff:10.0.0.3")
-		has()
-	})
+			r := start(t, Config{Store: store})
+			defer r.stop()
+			if first != "call, store's first state" {
+				<-r.Synced()
+			}
+			if first == "call, store's change" {
+				lag()
+				store.Set(rows...)
+			}
+			c := r.dial()
+			has := func(want ...string) {
+				t.Helper()
+				time.Sleep(confirmTime + writeTick) // virtual
+				catchUp()
+				time.Sleep(confirmTime + writeTick)
+				synctest.Wait()
+				var got []string
+				for _, r := range store.All() {
+					if r.Region == "local" {
+						got = append(got, r.IP)
+					}
+				}
+				if !slices.Equal(got, want) || r.Status().Rows != len(want)+len(other) || r.Status().Pending != 0 {
+					t.Errorf("%s first: the store has %q, the snapshot %d rows, want %q", first, got, r.Status().Rows, want)
+				}
+			}
+			register(t, c, cart, storetest.HTTP("FD00:0::1", "node-a"))
+			has("10.0.0.3", "::ffff:10.0.0.2", "fd00::1")
+			lag()
+			if first != "store" {
+				store.Set(httpRows(cart, "::FFFF:10.0.0.3")...)
+			}
+			unregister(t, c, cart, "fd00:0:0::1", "10.0.0.2", "10.0.0.3", "::ffff:10.0.0.3")
+			has()
+		})
+	}
 }
 
 // TestStalledInItsSnapshot: a watcher that takes nothing is cut although nothing waits

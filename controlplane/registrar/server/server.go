@@ -341,6 +341,11 @@ func (s *Server) heard(c registry.Change) {
 		}
 		s.setLocked(name, merged(old, changes))
 	}
+	for _, a := range ups {
+		if a.row != nil {
+			s.respelledLocked(a.service, a.key)
+		}
+	}
 	for _, k := range touched {
 		p := s.pending[k]
 		if p == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -150,6 +151,33 @@ func (s *Server) unregister(service model.ServiceName, ips []string, by registry
 	return nil
 }
 
+// respelledLocked takes out a row of the store whose address is spelled otherwise than in a write that waits. The call
+// that asked for the write could not do so where it came before the row: the address would keep a second row.
+func (s *Server) respelledLocked(service string, k rowKey) {
+	ip := k.ip
+	if !strings.Contains(ip, ":") || !s.own(k) {
+		return
+	}
+	address := registry.Address(ip)
+	p := s.pending[podKey{service, address}]
+	if address == ip || p == nil {
+		return
+	}
+	by := registry.Statement{} // the address has one row
+	if p.endpoint == nil {
+		if by = p.said; s.outdatedLocked(podKey{service, ip}, by, true) {
+			s.outdated.Inc()
+			return
+		}
+	}
+	if !s.roomLocked(p.name, true, ip) {
+		s.full.Inc()
+		s.quiet.Warn("respelled", "an address has two rows in the store, and no further write can wait: the other stays until the address is registered again", "service", service, "ip", ip)
+		return
+	}
+	s.enqueueLocked(p.name, ip, nil, nil, by)
+}
+
 // outdatedLocked reports whether what is known of a pod was said later than by.
 func (s *Server) outdatedLocked(k podKey, by registry.Statement, removal bool) bool {
 	if p := s.pending[k]; p != nil && p.said.Outdates(by) {
@@ -277,7 +305,7 @@ func (s *Server) sweep(now time.Time) {
 		switch {
 		case p.writing:
 		case !p.written.IsZero():
-			if now.Sub(p.written) >= s.confirmTime && s.storeErr == nil && s.comeSoFar(p) {
+			if now.Sub(p.written) >= s.confirmTime && s.storeErr == nil && s.isSynced() && s.comeSoFar(p) {
 				s.unconfirmed.Inc()
 				s.releaseLocked(k, p)
 			}

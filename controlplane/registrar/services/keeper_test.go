@@ -170,7 +170,7 @@ func TestPortsAreReadBack(t *testing.T) {
 	}
 	got := map[string]model.Class{}
 	for _, p := range read.Service.Ports {
-		got[gamma.PortKey(p.Number, p.UDP)] = p.Class
+		got[model.PortKey(p.Number, p.UDP)] = p.Class
 	}
 	for key, want := range map[string]model.Class{"8080": model.HTTP, "5432": model.TCP, "9053": model.TCP} {
 		if got[key] != want {
