@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +26,7 @@ type faulty struct {
 	*httptest.Server
 	mu      sync.Mutex
 	lists   map[string]answer // by path
+	version int               // grows with every change: the resourceVersion of all lists
 	changed chan struct{}     // closed and replaced by set
 }
 
@@ -35,7 +37,7 @@ type answer struct {
 }
 
 func startFaulty(t *testing.T, lists map[string]answer) *faulty {
-	f := &faulty{lists: lists, changed: make(chan struct{})}
+	f := &faulty{lists: lists, version: 1, changed: make(chan struct{})}
 	f.Server = httptest.NewServer(f)
 	t.Cleanup(f.Close)
 	return f
@@ -46,6 +48,7 @@ func (f *faulty) set(path string, a answer) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lists[path] = a
+	f.version++
 	close(f.changed)
 	f.changed = make(chan struct{})
 }
@@ -53,7 +56,7 @@ func (f *faulty) set(path string, a answer) {
 func (f *faulty) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	f.mu.Lock()
 	a, ok := f.lists[q.URL.Path]
-	changed := f.changed
+	version, changed := strconv.Itoa(f.version), f.changed
 	f.mu.Unlock()
 	if !ok {
 		a.status = http.StatusNotFound
@@ -73,23 +76,25 @@ func (f *faulty) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusOK)
 		w.(http.Flusher).Flush()
-		select {
-		case <-changed:
-		case <-q.Context().Done():
+		if q.URL.Query().Get("resourceVersion") == version { // else there was a change since the list
+			select {
+			case <-changed:
+			case <-q.Context().Done():
+			}
 		}
 		// As one whose history was compacted: list again.
 		fmt.Fprint(w, `{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old resource version"}}`)
 	default:
 		w.Header().Set("Content-Type", "application/json")
 		kind := map[string]string{"services": "ServiceList", "pods": "PodList", "customresourcedefinitions": "PartialObjectMetadataList"}[q.URL.Path[strings.LastIndexByte(q.URL.Path, '/')+1:]]
-		version := "v1"
+		apiVersion := "v1"
 		switch kind {
 		case "":
-			kind, version = "List", "config.aether.io/v1"
+			kind, apiVersion = "List", "config.aether.io/v1"
 		case "PartialObjectMetadataList":
-			version = "meta.k8s.io/v1"
+			apiVersion = "meta.k8s.io/v1"
 		}
-		fmt.Fprintf(w, `{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":"1"},"items":[%s]}`, kind, version, strings.Join(a.items, ","))
+		fmt.Fprintf(w, `{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":%q},"items":[%s]}`, kind, apiVersion, version, strings.Join(a.items, ","))
 	}
 }
 
