@@ -97,7 +97,12 @@ func (r *report) read(in io.Reader) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.done != r.total {
-		return fmt.Errorf("%d of %d packages have ended", r.done, r.total)
+		var open []string
+		for path := range r.running {
+			open = append(open, strings.TrimPrefix(path, module+"/"))
+		}
+		slices.Sort(open)
+		return fmt.Errorf("%d of %d packages have ended; begun and not ended: %s", r.done, r.total, strings.Join(open, ", "))
 	}
 	return nil
 }

@@ -92,8 +92,10 @@ func TestReportOfWhatHasNoEnd(t *testing.T) {
 			t.Errorf("%d failed; want 2 and %q in\n%s", r.failed, want, said)
 		}
 	}
-	if _, _, err := read(t, 2, `{"Action":"pass","Package":"aether/mtls"}`+"\n"); err == nil {
-		t.Error("a package that never ended is no error")
+	if _, _, err := read(t, 2, `{"Action":"pass","Package":"aether/mtls"}
+{"Action":"start","Package":"aether/sniff"}
+`); err == nil || !strings.HasSuffix(err.Error(), "1 of 2 packages have ended; begun and not ended: sniff") {
+		t.Errorf("a package that never ended: error %v", err)
 	}
 }
 
