@@ -25,6 +25,10 @@ AWAY         ?= 3m
 
 START := $(shell date +%s)
 
+# What tests say of how much they looked at (e2e/counts) is shown at the end, with the time that it took.
+COUNTED = counts=$$(mktemp); trap 'rm -f "$$counts"' EXIT; export AETHER_TEST_COUNTS=$$counts; \
+	 took() { sort "$$counts" >&2; [ "$${CI:-}" = true ] || echo "make $$1: $$2 after $$(($$(date +%s) - $(START))) s"; }
+
 .PHONY: help
 help: ## Show this help
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -48,11 +52,18 @@ demo: setup build ## Show the mesh at work here: two nodes, capture, mTLS (root;
 	@echo "make demo: done after $$(($$(date +%s) - $(START))) s"
 
 # Nothing of it is taken from the test cache: what the end-to-end tests run is a binary, which the cache does not see.
+# CI runs everything at full strength, in go test's own words (docs/decisions/068-two-strengths-of-tests.md).
 .PHONY: test
-test: setup build ## Install, build, and run every test with the race detector (root)
-	@counts=$$(mktemp); trap 'rm -f "$$counts"' EXIT; export AETHER_TEST_COUNTS=$$counts; \
-	 took() { sort "$$counts" >&2; [ "$${CI:-}" = true ] || echo "make test: $$1 after $$(($$(date +%s) - $(START))) s"; }; \
-	 if go test -race -count=1 -timeout $(TEST_TIMEOUT) ./...; then took passed; else took FAILED; exit 1; fi
+test: setup build ## Install, build, and run every test, tier by tier, with fewer repetitions than test-full (root)
+	@$(COUNTED); \
+	 if [ "$${CI:-}" = true ]; then \
+		if AETHER_FULL=1 go test -race -count=1 -timeout $(TEST_TIMEOUT) ./...; then took test passed; else took test FAILED; exit 1; fi; \
+	 elif go run ./e2e/tiers -timeout $(TEST_TIMEOUT); then took test passed; else took test FAILED; exit 1; fi
+
+.PHONY: test-full
+test-full: setup build lint checkptr fuzz ## All that CI runs: every test at full strength with the race detector, lint, checkptr, fuzz (root)
+	@$(COUNTED); \
+	 if go run ./e2e/tiers -full -timeout $(TEST_TIMEOUT); then took test-full passed; else took test-full FAILED; exit 1; fi
 
 .PHONY: checkptr
 checkptr: ## Run the packages that talk to the kernel with their pointers checked (with the race detector they always are)
@@ -118,7 +129,7 @@ soak-retry: ## Cut requests and connections anywhere, CUTS times (50000), and se
 	AETHER_SEED=$(SEED) go test -race -count=1 -timeout 0 -v ./dataplane -run '^TestCuts$$' -cuts $(CUTS)
 
 .PHONY: soak-converge
-soak-converge: ## Hold nodes over a real API server against what contract 9.6 says, in ROUNDS random histories (60; the tests: 3); SEED repeats a run
+soak-converge: ## Hold nodes over a real API server against what contract 9.6 says, in ROUNDS random histories (60; the tests: 2, at full strength 3); SEED repeats a run
 	AETHER_SEED=$(SEED) go test -race -count=1 -timeout 0 -v ./controlplane/kubestore -run '^TestConvergence$$' -converge $(ROUNDS)
 
 .PHONY: soak-away

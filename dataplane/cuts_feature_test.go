@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	cuts = flag.Int("cuts", 2000, "requests that TestCuts sends, each cut somewhere")
+	cuts = flag.Int("cuts", testseed.Count(1000, 2000), "requests that TestCuts sends, each cut somewhere")
 )
 
 // draw makes the numbers of one thing of one request: the same in each run of a seed.

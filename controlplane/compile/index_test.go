@@ -19,7 +19,7 @@ import (
 
 var (
 	seed = flag.Uint64("seed", 0, "seed of the random meshes; 0: of the environment (testseed)")
-	runs = flag.Int("meshes", 100, "random meshes a property")
+	runs = flag.Int("meshes", testseed.Count(30, 100), "random meshes a property")
 )
 
 // each runs a property over random meshes of a printed seed.

@@ -1018,7 +1018,7 @@ func TestConvergence(t *testing.T) {
 	defer watch.Wait()
 	defer cancel()
 
-	const steps = 4000
+	steps := testseed.Count(1000, 4000)
 	breaks, open := 0, true
 	reopen := func() {
 		if err := gate.Open(); err != nil {

@@ -20,6 +20,7 @@ import (
 	"aether/controlplane/gamma"
 	"aether/controlplane/input"
 	"aether/dataplane/model"
+	"aether/e2e/testseed"
 )
 
 const guardFilter = `apiVersion: config.aether.io/v1
@@ -439,10 +440,7 @@ func (g *generator) slip(text string) string {
 // document cannot be told any more is in force as it was; the file's good text brings all back, and its
 // removal removes what it had.
 func TestRandomSlips(t *testing.T) {
-	rounds := 250
-	if testing.Short() {
-		rounds = 50
-	}
+	rounds := testseed.Count(50, 250)
 	lost, well := 0, 0
 	first := 0
 	if s := os.Getenv("SLIPS"); s != "" { // rounds, and the first one: more of the same

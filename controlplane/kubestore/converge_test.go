@@ -38,7 +38,7 @@ import (
 )
 
 var (
-	rounds = flag.Int("converge", 3, "rounds of TestConvergence: of 150 changes each, and in all but the first an API server that has forgotten")
+	rounds = flag.Int("converge", testseed.Count(2, 3), "rounds of TestConvergence: of 150 changes each, and in all but the first an API server that has forgotten")
 )
 
 // TestConvergence: whatever becomes of pods and nodes, of watches, API server, registrars

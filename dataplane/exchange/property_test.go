@@ -14,6 +14,7 @@ import (
 	"aether/dataplane/exchange"
 	"aether/dataplane/http1"
 	"aether/dataplane/http2"
+	"aether/e2e/testseed"
 )
 
 // pump runs one case, drawn from src, to its end and judges it.
@@ -187,10 +188,7 @@ func (w *world) sane() {
 }
 
 func TestPump(t *testing.T) {
-	n := int64(1500)
-	if testing.Short() {
-		n = 200
-	}
+	n := int64(testseed.Count(200, 1500))
 	for _, faults := range []bool{false, true} {
 		for pair := range 4 {
 			down2, up2 := pair&1 != 0, pair&2 != 0

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"aether/dataplane/httpmsg"
+	"aether/e2e/testseed"
 
 	oracle "golang.org/x/net/http2"
 )
@@ -94,10 +95,7 @@ func (a *allowance) take(w *wire) {
 // from an initial window of 0 on and in mid-stream, no byte is sent that it did
 // not allow, and all are sent once it does.
 func TestAnyWindow(t *testing.T) {
-	rounds := 400
-	if testing.Short() {
-		rounds = 60
-	}
+	rounds := testseed.Count(60, 400)
 	for seed := range uint64(rounds) {
 		anyWindow(t, seed)
 		if t.Failed() {

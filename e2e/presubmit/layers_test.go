@@ -119,6 +119,7 @@ var places = []place{
 	{"e2e/mesh", beside, "a mesh with its proxies on the rig"},
 	{"e2e/demo", beside, "the demo"},
 	{"e2e/limits", beside, "writes docs/limits.md"},
+	{"e2e/tiers", beside, "runs all tests, and says how far"},
 	{"e2e/counts", beside, "what tests say of how much they looked at"},
 	{"e2e/testseed", beside, "the numbers that random tests draw from"},
 	{"e2e/mutants", beside, "breaks the decision core on purpose"},

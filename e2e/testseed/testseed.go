@@ -1,4 +1,4 @@
-// Package testseed gives tests with random input the number that they draw from.
+// Package testseed gives tests with random input the number that they draw from, and how much of it they draw.
 package testseed
 
 import (
@@ -31,6 +31,21 @@ func Seed(t testing.TB) uint64 {
 	}
 	t.Logf("to repeat it: %s=%d go test -run '^%s$'", Variable, seed, t.Name())
 	return seed
+}
+
+// FullVariable is the environment variable that asks for full strength when it is not empty (make test-full, CI).
+const FullVariable = "AETHER_FULL"
+
+// Full reports whether tests run at full strength.
+func Full() bool { return os.Getenv(FullVariable) != "" }
+
+// Count is how often a test does what it does again and again: few times by default, many at full strength. What is
+// asserted is the same.
+func Count(few, many int) int {
+	if Full() {
+		return many
+	}
+	return few
 }
 
 // Rand returns a source of random numbers that is drawn from Seed.

@@ -43,3 +43,14 @@ func TestSeed(t *testing.T) {
 	}()
 	seed("-1")
 }
+
+func TestCount(t *testing.T) {
+	t.Setenv(testseed.FullVariable, "")
+	if got := testseed.Count(2, 30); got != 2 {
+		t.Errorf("%d by default, want 2", got)
+	}
+	t.Setenv(testseed.FullVariable, "1")
+	if got := testseed.Count(2, 30); got != 30 {
+		t.Errorf("%d at full strength, want 30", got)
+	}
+}

@@ -18,7 +18,7 @@ import (
 	"aether/e2e/testseed"
 )
 
-var seeds = flag.Int("converge", 12, "random histories of TestConvergence")
+var seeds = flag.Int("converge", testseed.Count(4, 12), "random histories of TestConvergence")
 
 // TestConvergence: whatever happens in whatever order (writers by two replicas and by
 // others, a store that goes away, fails or is replaced, watchers that go in the middle

@@ -28,8 +28,7 @@ var (
 )
 
 const (
-	ciCases   = 20000 // questions that TestAgreement asks
-	questions = 16    // of one mesh
+	questions = 16 // of one mesh
 )
 
 // question is one case: a mesh, a flow, and, of a request, its head.
@@ -257,7 +256,7 @@ func logCounts(t *testing.T, answers map[string]int, seed uint64) {
 
 // TestAgreement: what is compiled and decided is what the contract says, as the
 // reference reads it.
-func TestAgreement(t *testing.T) { agree(t, ciCases) }
+func TestAgreement(t *testing.T) { agree(t, testseed.Count(5000, 20000)) }
 
 // TestSoak is TestAgreement for as long as one likes (make soak-decide).
 func TestSoak(t *testing.T) { agree(t, *soakFlag) }
