@@ -17,13 +17,15 @@ import (
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"aether/e2e/testseed"
 	"aether/meshhop"
 )
 
-// TestSessionOutlivesCertificates: a raw connection, an upgrade and a stream of gRPC outlive five lives of the certificates
+// TestSessionOutlivesCertificates: a raw connection, an upgrade and a stream of gRPC outlive several lives of the certificates
 // of both ends, if both renew them, and no byte of theirs is lost; if one end does not, they end with what it has.
 func TestSessionOutlivesCertificates(t *testing.T) {
 	const life = 6 * time.Second
+	lives := time.Duration(testseed.Count(3, 5))
 	for name, tt := range map[string]struct {
 		renew func(w *town, pod string) // one half of a life later
 		lasts bool
@@ -89,7 +91,7 @@ func TestSessionOutlivesCertificates(t *testing.T) {
 					})
 					defer rotating.Wait()
 					defer close(stop)
-					for n := uint64(0); time.Since(begun) < 5*life; n++ {
+					for n := uint64(0); time.Since(begun) < lives*life; n++ {
 						err := say(n)
 						switch d := time.Since(begun); {
 						case err == nil && !tt.lasts && d > 2*life:

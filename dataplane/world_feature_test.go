@@ -27,6 +27,7 @@ func TestRetryInNewWorld(t *testing.T) {
 		{"nobody is left", "", 2, 503, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel() // an attempt waits five seconds for its answer
 			p := newPool(t, 2)
 			p.mesh("http", p.port, func(i int, l string) string {
 				if i == 2 {

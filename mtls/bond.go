@@ -27,7 +27,7 @@ func (b *Bond) Same(o *Bond) bool {
 	return b.Own == o.Own && b.Use == o.Use && b.by == o.by && b.mixed == o.mixed && slices.EqualFunc(b.Peer, o.Peer, (*x509.Certificate).Equal)
 }
 
-// NotAfter is the earliest end of validity of both chains.
+// NotAfter is the earliest of PeerEnd and the end of the own certificate.
 func (b *Bond) NotAfter() time.Time {
 	end := b.PeerEnd()
 	if b.Own != nil && b.Own.NotAfter.Before(end) {
@@ -36,16 +36,9 @@ func (b *Bond) NotAfter() time.Time {
 	return end
 }
 
-// PeerEnd is the earliest end of validity of the peer's chain.
-func (b *Bond) PeerEnd() time.Time {
-	end := b.Peer[0].NotAfter
-	for _, c := range b.Peer[1:] {
-		if c.NotAfter.Before(end) {
-			end = c.NotAfter
-		}
-	}
-	return end
-}
+// PeerEnd is the earliest end of validity of the certificates that the peer has shown. Where its authority ends earlier, the
+// pod's bundle changes then, and Judge ends the session.
+func (b *Bond) PeerEnd() time.Time { return earliestEnd(b.Peer) }
 
 // Renews reports whether now, a certificate of the pod, may take the place of b's own one: it is of the same
 // identity and ends later.
@@ -108,7 +101,7 @@ func (b *Bond) Judge(now *SVID, at time.Time) error {
 	}
 	id, err := peerID(b.Peer)
 	if err == nil {
-		err = verifyChain(id, b.Peer, now.Roots, b.Use, at)
+		_, err = verifyChain(id, b.Peer, now.Roots, b.Use, at)
 	}
 	if err != nil {
 		return fmt.Errorf("mtls: the session's peer is trusted no more: %w", err)
@@ -143,5 +136,6 @@ func (s *SVID) verify(roots *x509.CertPool, at time.Time) error {
 	if len(chain) == 0 {
 		return &NotSVID{errors.New("it has no certificate")}
 	}
-	return verifyChain(s.ID, chain, roots, x509.ExtKeyUsageAny, at)
+	_, err := verifyChain(s.ID, chain, roots, x509.ExtKeyUsageAny, at)
+	return err
 }

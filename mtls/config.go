@@ -201,27 +201,45 @@ func verifyPeer(cs *tls.ConnectionState, roots *x509.CertPool, use x509.ExtKeyUs
 	if err != nil {
 		return spiffeid.ID{}, err
 	}
-	return id, verifyChain(id, cs.PeerCertificates, roots, use, now)
+	_, err = verifyChain(id, cs.PeerCertificates, roots, use, now)
+	return id, err
 }
 
-func verifyChain(id spiffeid.ID, chain []*x509.Certificate, roots *x509.CertPool, use x509.ExtKeyUsage, now time.Time) error {
+// verifyChain also returns how long the chain holds: until its first certificate ends, its authority's included.
+func verifyChain(id spiffeid.ID, chain []*x509.Certificate, roots *x509.CertPool, use x509.ExtKeyUsage, now time.Time) (end time.Time, err error) {
 	if roots == nil { // x509 would take the system's
-		return &Untrusted{Peer: id, Err: errors.New("the trust bundle is missing")}
+		return end, &Untrusted{Peer: id, Err: errors.New("the trust bundle is missing")}
 	}
 	mid := x509.NewCertPool()
 	for _, c := range chain[1:] {
 		mid.AddCert(c)
 	}
-	_, err := chain[0].Verify(x509.VerifyOptions{
+	verified, err := chain[0].Verify(x509.VerifyOptions{
 		Roots: roots, Intermediates: mid, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{use},
 	})
 	if err == nil {
-		return nil
+		for _, c := range verified { // over another authority it may hold longer
+			if e := earliestEnd(c); e.After(end) {
+				end = e
+			}
+		}
+		return end, nil
 	}
 	if bad, ok := errors.AsType[x509.CertificateInvalidError](err); ok && bad.Reason == x509.Expired {
-		return &Expired{Peer: id, Now: now, NotBefore: chain[0].NotBefore, NotAfter: chain[0].NotAfter, Err: err}
+		return end, &Expired{Peer: id, Now: now, NotBefore: chain[0].NotBefore, NotAfter: chain[0].NotAfter, Err: err}
 	}
-	return &Untrusted{Peer: id, Err: err}
+	return end, &Untrusted{Peer: id, Err: err}
+}
+
+// earliestEnd is when the first certificate of a chain ends.
+func earliestEnd(chain []*x509.Certificate) time.Time {
+	end := chain[0].NotAfter
+	for _, c := range chain[1:] {
+		if c.NotAfter.Before(end) {
+			end = c.NotAfter
+		}
+	}
+	return end
 }
 
 func clock(now func() time.Time) func() time.Time {

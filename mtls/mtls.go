@@ -36,38 +36,34 @@ type SVID struct {
 	Cert        tls.Certificate // chain, leaf first, and key; Leaf is set
 	Roots       *x509.CertPool  // trust bundle of the pod's own trust domain; never nil
 	TrustDomain string          // of ID
-	NotAfter    time.Time       // earliest end of validity in the chain
+	NotAfter    time.Time       // earliest end of validity in the chain, its authority's included
 
-	// Authorities are the certificates that Roots was made of, for whoever shows them;
-	// nothing is verified by them. nil: the Source does not say.
+	// Authorities are the certificates that Roots was made of.
 	Authorities []*x509.Certificate
 }
 
 // NewSVID checks that cert is a usable X.509-SVID and returns it with the bundle
-// roots. The key must fit the leaf, every certificate of the chain must parse,
+// of authorities. The key must fit the leaf, every certificate of the chain must parse,
 // the leaf must carry a workload's SPIFFE ID, and the chain must lead to one of
-// the roots at now.
-func NewSVID(cert tls.Certificate, roots *x509.CertPool, now time.Time) (*SVID, error) {
+// the authorities at now.
+func NewSVID(cert tls.Certificate, authorities []*x509.Certificate, now time.Time) (*SVID, error) {
 	if len(cert.Certificate) == 0 {
 		return nil, errors.New("mtls: the certificate chain is empty")
 	}
 	if cert.PrivateKey == nil {
 		return nil, errors.New("mtls: the certificate has no private key")
 	}
-	if roots == nil || roots.Equal(x509.NewCertPool()) {
+	if len(authorities) == 0 {
 		return nil, errors.New("mtls: the trust bundle is empty: no peer could be verified")
 	}
+	roots := pool(authorities)
 	chain := make([]*x509.Certificate, len(cert.Certificate))
-	var end time.Time
 	for i, der := range cert.Certificate {
 		c, err := x509.ParseCertificate(der)
 		if err != nil {
 			return nil, fmt.Errorf("mtls: certificate %d of the chain: %w", i+1, err)
 		}
 		chain[i] = c
-		if i == 0 || c.NotAfter.Before(end) {
-			end = c.NotAfter
-		}
 	}
 	cert.Leaf = chain[0]
 	signer, ok := cert.PrivateKey.(crypto.Signer)
@@ -81,10 +77,40 @@ func NewSVID(cert tls.Certificate, roots *x509.CertPool, now time.Time) (*SVID, 
 	if err != nil {
 		return nil, fmt.Errorf("mtls: own certificate: %w", err)
 	}
-	if err := verifyChain(id, chain, roots, x509.ExtKeyUsageAny, now); err != nil {
+	end, err := verifyChain(id, chain, roots, x509.ExtKeyUsageAny, now)
+	if err != nil {
 		return nil, fmt.Errorf("mtls: own certificate: %w", err)
 	}
-	return &SVID{ID: id, Cert: cert, Roots: roots, TrustDomain: id.TrustDomain(), NotAfter: end}, nil
+	return &SVID{ID: id, Cert: cert, Roots: roots, TrustDomain: id.TrustDomain(), NotAfter: end, Authorities: authorities}, nil
+}
+
+func pool(authorities []*x509.Certificate) *x509.CertPool {
+	p := x509.NewCertPool()
+	for _, c := range authorities {
+		p.AddCert(c)
+	}
+	return p
+}
+
+// at is v without the authorities that have ended at now, and when the next one ends; zero: none does. It is v itself
+// where none has ended. What was verified before by an authority that has ended is then judged again.
+func (v *SVID) at(now time.Time) (_ *SVID, next time.Time) {
+	var rest []*x509.Certificate
+	for _, c := range v.Authorities {
+		if !now.Before(c.NotAfter) {
+			continue
+		}
+		rest = append(rest, c)
+		if next.IsZero() || c.NotAfter.Before(next) {
+			next = c.NotAfter
+		}
+	}
+	if len(rest) == len(v.Authorities) {
+		return v, next
+	}
+	w := *v
+	w.Authorities, w.Roots = rest, pool(rest)
+	return &w, next
 }
 
 // Ref names a pod whose identity is wanted.

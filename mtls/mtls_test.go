@@ -359,18 +359,18 @@ func TestNewSVID(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		cert  tls.Certificate
-		roots *x509.CertPool
+		roots []*x509.Certificate
 		now   time.Time
 		err   string
 	}{
-		{"good", good.Cert, ca.Roots(), now, ""},
-		{"mixed", tls.Certificate{Certificate: good.Cert.Certificate, PrivateKey: second.Cert.PrivateKey}, ca.Roots(), now, "not the certificate's"},
-		{"no key", tls.Certificate{Certificate: good.Cert.Certificate}, ca.Roots(), now, "no private key"},
-		{"no chain", tls.Certificate{PrivateKey: good.Cert.PrivateKey}, ca.Roots(), now, "empty"},
+		{"good", good.Cert, good.Authorities, now, ""},
+		{"mixed", tls.Certificate{Certificate: good.Cert.Certificate, PrivateKey: second.Cert.PrivateKey}, good.Authorities, now, "not the certificate's"},
+		{"no key", tls.Certificate{Certificate: good.Cert.Certificate}, good.Authorities, now, "no private key"},
+		{"no chain", tls.Certificate{PrivateKey: good.Cert.PrivateKey}, good.Authorities, now, "empty"},
 		{"no bundle", good.Cert, nil, now, "bundle is empty"},
-		{"empty bundle", good.Cert, x509.NewCertPool(), now, "bundle is empty"},
-		{"other CA", good.Cert, other.Roots(), now, "not trusted"},
-		{"expired", good.Cert, ca.Roots(), now.Add(2 * time.Hour), "does not hold"},
+		{"empty bundle", good.Cert, []*x509.Certificate{}, now, "bundle is empty"},
+		{"other CA", good.Cert, issue(t, other, "web").Authorities, now, "not trusted"},
+		{"expired", good.Cert, good.Authorities, now.Add(2 * time.Hour), "does not hold"},
 	} {
 		s, err := mtls.NewSVID(tt.cert, tt.roots, tt.now)
 		if tt.err == "" && (err != nil || s.ID != good.ID || !s.NotAfter.Equal(good.NotAfter) || s.TrustDomain != "mesh.test" || s.Cert.Leaf == nil) ||

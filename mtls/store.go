@@ -45,6 +45,8 @@ type Store struct {
 
 type entry struct {
 	ref    Ref
+	mu     sync.Mutex  // held while Config.Changed runs, and never waited for with Store.mu held
+	ends   *time.Timer // of the next authority of svid's that ends; guarded by mu
 	svid   atomic.Pointer[SVID]
 	since  atomic.Int64 // when svid came, in nanoseconds of Unix time
 	failed atomic.Pointer[Failure]
@@ -171,6 +173,11 @@ func (s *Store) watchLocked(e *entry) {
 	s.wg.Go(func() {
 		defer cancel()
 		s.watch(ctx, e)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.ends != nil {
+			e.ends.Stop()
+		}
 	})
 }
 
@@ -186,7 +193,9 @@ func (s *Store) watch(ctx context.Context, e *entry) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.fail(e, fmt.Errorf("the source ended: %w", cmp.Or(err, errors.New("no reason given"))))
+		e.mu.Lock()
+		s.failLocked(e, fmt.Errorf("the source ended: %w", cmp.Or(err, errors.New("no reason given"))))
+		e.mu.Unlock()
 		t := time.NewTimer(wait/2 + rand.N(wait/2+1)) // jitter: all pods' streams broke at once
 		select {
 		case <-ctx.Done():
@@ -200,6 +209,8 @@ func (s *Store) watch(ctx context.Context, e *entry) {
 
 // take puts v in force, or says why not; it reports whether it did.
 func (s *Store) take(ctx context.Context, e *entry, v *SVID, err error) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if ctx.Err() != nil { // removed or replaced meanwhile
 		return false
 	}
@@ -214,18 +225,41 @@ func (s *Store) take(ctx context.Context, e *entry, v *SVID, err error) bool {
 		err = fmt.Errorf("the source gave a certificate of %s that expired at %s", v.ID, v.NotAfter.UTC().Format(time.RFC3339))
 	}
 	if err != nil {
-		s.fail(e, err)
+		s.failLocked(e, err)
 		return false
 	}
 	e.since.Store(s.now().UnixNano())
-	e.svid.Store(v)
 	e.failed.Store(nil)
-	s.changed(e.ref, v, nil)
+	s.putLocked(ctx, e, v)
 	return true
 }
 
-// fail takes down, and tells, why e has no other SVID.
-func (s *Store) fail(e *entry, err error) {
+// putLocked puts v in force, without the authorities that have ended, and again when the next of them ends: what was
+// verified by it is to be judged again.
+func (s *Store) putLocked(ctx context.Context, e *entry, v *SVID) {
+	if e.ends != nil {
+		e.ends.Stop()
+		e.ends = nil
+	}
+	now := s.now()
+	v, next := v.at(now)
+	if !next.IsZero() {
+		var t *time.Timer
+		t = time.AfterFunc(next.Sub(now), func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if ctx.Err() == nil && e.ends == t {
+				s.putLocked(ctx, e, v)
+			}
+		})
+		e.ends = t
+	}
+	e.svid.Store(v)
+	s.changed(e.ref, v, nil)
+}
+
+// failLocked keeps why e has no other SVID, and calls Config.Changed with it.
+func (s *Store) failLocked(e *entry, err error) {
 	err = fmt.Errorf("mtls: identity of %s/%s: %w", e.ref.Namespace, e.ref.Account, err)
 	f := &Failure{Err: err, Since: s.now()}
 	if was := e.failed.Load(); was != nil {

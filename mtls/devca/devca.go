@@ -222,12 +222,7 @@ func (ca *CA) issue(id spiffeid.ID, ttl time.Duration) (*mtls.SVID, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := mtls.NewSVID(tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, ca.Roots(), now)
-	if err != nil {
-		return nil, err
-	}
-	v.Authorities = []*x509.Certificate{ca.cert}
-	return v, nil
+	return mtls.NewSVID(tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, []*x509.Certificate{ca.cert}, now)
 }
 
 // Source returns a Source that issues certificates of life ttl (0: DefaultTTL)

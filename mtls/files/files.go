@@ -157,22 +157,20 @@ func (s *Source) load(dir string) (_ *mtls.SVID, sum [sha256.Size]byte, _ error)
 	if err != nil {
 		return nil, sum, fmt.Errorf("files: %s: %s and %s: %w", dir, CertFile, KeyFile, err)
 	}
-	roots, authorities, err := parseBundle(data[2])
+	authorities, err := parseBundle(data[2])
 	if err != nil {
 		return nil, sum, fmt.Errorf("files: %s: %w", filepath.Join(dir, BundleFile), err)
 	}
-	svid, err := mtls.NewSVID(pair, roots, s.now())
+	svid, err := mtls.NewSVID(pair, authorities, s.now())
 	if err != nil {
 		return nil, sum, fmt.Errorf("files: %s: %w", dir, err)
 	}
-	svid.Authorities = authorities
 	return svid, sum, nil
 }
 
 // parseBundle takes every certificate or nothing: a bundle cut short would
 // quietly distrust half of the mesh.
-func parseBundle(b []byte) (*x509.CertPool, []*x509.Certificate, error) {
-	pool := x509.NewCertPool()
+func parseBundle(b []byte) ([]*x509.Certificate, error) {
 	var all []*x509.Certificate
 	for {
 		var block *pem.Block
@@ -183,15 +181,14 @@ func parseBundle(b []byte) (*x509.CertPool, []*x509.Certificate, error) {
 		b = rest
 		c, err := x509.ParseCertificate(block.Bytes)
 		if block.Type != "CERTIFICATE" || err != nil {
-			return nil, nil, fmt.Errorf("block %d is no certificate (%s): %w", len(all)+1, block.Type, cmp.Or(err, errors.New("wrong type")))
+			return nil, fmt.Errorf("block %d is no certificate (%s): %w", len(all)+1, block.Type, cmp.Or(err, errors.New("wrong type")))
 		}
-		pool.AddCert(c)
 		all = append(all, c)
 	}
 	if len(all) == 0 || bytes.Contains(b, []byte("-----BEGIN")) {
-		return nil, nil, fmt.Errorf("the bundle is empty or cut short after %d certificates", len(all))
+		return nil, fmt.Errorf("the bundle is empty or cut short after %d certificates", len(all))
 	}
-	return pool, all, nil
+	return all, nil
 }
 
 func read(name string) ([]byte, error) {
