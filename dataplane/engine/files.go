@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"math"
 	"time"
@@ -88,3 +89,6 @@ func Shortage(err error) string {
 	}
 	return ""
 }
+
+// ConnectCause is the cause, for the journal, of a connection that was not made: its Shortage, or "connect".
+func ConnectCause(err error) string { return cmp.Or(Shortage(err), "connect") }

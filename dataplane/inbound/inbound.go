@@ -13,7 +13,6 @@
 package inbound
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -299,7 +298,7 @@ func (in *Inbound) relay(l *engine.Loop, c *conn, h *meshhop.Inbound, rec record
 		c.odd(err)
 		_ = tc.SetLinger(0)
 		tc.Close()
-		c.record(0, 0, "server", cmp.Or(engine.Shortage(err), "connect"))
+		c.record(0, 0, "server", engine.ConnectCause(err))
 		return
 	}
 	// In a goroutine of its own: this one has grown a stack of many kilobytes for the

@@ -64,8 +64,8 @@ func (o *Outbound) leaveWaiting(p *Pod) {
 }
 
 // awaitRows lets a request wait until the rows of the service that it is for are here. It is
-// decided anew, with the same draw, in each world that comes.
-func (o *Outbound) awaitRows(x *exchange.Exchange, c *conn, rq *reqState, sent []httpmsg.Field) {
+// decided anew, with the same draw, in each world that comes; again is called when it does not wait any more.
+func (o *Outbound) awaitRows(x *exchange.Exchange, c *conn, rq *reqState, sent []httpmsg.Field, again decided) {
 	if o.cfg.Want == nil { // answered as what has no endpoint
 		o.fail(x, rq, "no-endpoint", strings.TrimSuffix(rq.v.Text, "\n"))
 		return
@@ -80,17 +80,17 @@ func (o *Outbound) awaitRows(x *exchange.Exchange, c *conn, rq *reqState, sent [
 		o.fail(x, rq, causeOverload, textTooCold)
 		return
 	}
-	rq.x, rq.cold, rq.sent = x, true, sent
-	c.st.awaitingEndpoints[rq] = struct{}{}
+	rq.x, rq.cold, rq.sent, rq.again = x, true, sent, again
+	c.st.waiting[rq] = struct{}{}
 	c.st.l.Arm(&rq.wait, (*waitTimer)(rq), int64(coldTime))
 	o.cfg.Want(rq.v.Awaits.Name)
-	c.st.reconsider(rq, o.cfg.Store.Load()) // RetryWaiting may have looked before it was counted
+	rq.reconsider(o.cfg.Store.Load()) // RetryWaiting may have looked before it was counted
 }
 
-// warm: the request does not wait any more.
+// resumeWaiting ends the wait of a request.
 func (st *loopState) resumeWaiting(rq *reqState, how int) {
 	rq.cold = false
-	delete(st.awaitingEndpoints, rq)
+	delete(st.waiting, rq)
 	if rq.wait.Armed() {
 		st.l.Disarm(&rq.wait)
 	}
@@ -98,8 +98,8 @@ func (st *loopState) resumeWaiting(rq *reqState, how int) {
 	st.o.Cold[how].Inc()
 }
 
-// reconsider decides about a request that waits in the world as it is now.
-func (st *loopState) reconsider(rq *reqState, snap *snapshot.Snapshot) {
+// reconsider is waiter.
+func (rq *reqState) reconsider(snap *snapshot.Snapshot) {
 	if !rq.cold || snap == rq.snap {
 		return
 	}
@@ -109,13 +109,13 @@ func (st *loopState) reconsider(rq *reqState, snap *snapshot.Snapshot) {
 	rq.v = decide.Route(snap, &c.flow, &x.Req, rq.draw, nil)
 	if rq.v.Action == decide.Await {
 		if n := rq.v.Awaits.Name; n != was {
-			st.o.cfg.Want(n)
+			c.o.cfg.Want(n)
 		}
 		return
 	}
 	sent := rq.sent
-	st.resumeWaiting(rq, coldCame)
-	st.o.decided(x, c, rq, sent)
+	c.st.resumeWaiting(rq, coldCame)
+	rq.again(c.o, x, c, rq, sent)
 }
 
 // waitTimer is a request as the task of its wait.
@@ -140,20 +140,20 @@ func (o *Outbound) RetryWaiting() {
 	}
 	o.loops.Each(func(st *loopState) {
 		snap := o.cfg.Store.Load()
-		for _, rq := range slices.Collect(maps.Keys(st.awaitingEndpoints)) {
-			st.reconsider(rq, snap)
-		}
-		for _, k := range slices.Collect(maps.Keys(st.coldConns)) {
-			k.reconsider(snap)
+		for _, w := range slices.Collect(maps.Keys(st.waiting)) {
+			w.reconsider(snap)
 		}
 	})
 }
 
-// late: the connection has just waited for rows in vain. What it asks for next is not waited for
+// justTimedOut: the connection has just waited for rows in vain. What it asks for next is not waited for
 // once more: 2 s is what a client waits (contract 4.6).
 func (c *conn) justTimedOut() bool {
 	return c.lastWaitFailed != 0 && c.st.l.Now()-c.lastWaitFailed < int64(coldTime)
 }
+
+// begun does what the verdict on a connection says (conn.begin).
+type begun func(c *conn, fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uint32, first []byte)
 
 // waitingConn is a connection that waits for rows: to a service whose rows are not here, or to a
 // raw-TCP port that leads to one. Nothing is read from it meanwhile.
@@ -164,13 +164,14 @@ type waitingConn struct {
 	snap  *snapshot.Snapshot
 	draw  uint32
 	first []byte // what has been read before
+	again begun
 	timer reactor.Timer
 	done  bool
 }
 
 // await lets a connection wait until the rows of the service that it is for are here.
-// first may alias anything.
-func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uint32, first []byte) {
+// first may alias anything; again is called when it does not wait any more.
+func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uint32, first []byte, again begun) {
 	o, l := c.o, c.st.l
 	var end connEnd
 	switch {
@@ -181,21 +182,21 @@ func (c *conn) await(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uin
 	case !o.admitWaiting(c.pod):
 		if c.unexamined() { // to an HTTP port it is said in HTTP
 			c.flow.Waited = true
-			c.begin(fd, decide.Decide(snap, &c.flow, draw, nil), snap, draw, first)
+			again(c, fd, decide.Decide(snap, &c.flow, draw, nil), snap, draw, first)
 			return
 		}
 		o.Cold[coldOverflow].Inc()
 		end = connEnd{ended: "proxy", cause: causeOverload}
 	default:
-		k := &waitingConn{c: c, fd: fd, v: v, snap: snap, draw: draw, first: clone(first)}
+		k := &waitingConn{c: c, fd: fd, v: v, snap: snap, draw: draw, first: clone(first), again: again}
 		if err := l.Register(fd, k, reactor.Stream); err != nil {
 			o.leaveWaiting(c.pod)
-			end = connEnd{ended: "proxy", cause: connectCause(err)}
+			end = connEnd{ended: "proxy", cause: engine.ConnectCause(err)}
 			break
 		}
 		c.pod.Engine.CountFDs(1)
 		c.pod.Engine.HoldBytes(len(k.first))
-		c.st.coldConns[k] = struct{}{}
+		c.st.waiting[k] = struct{}{}
 		l.Arm(&k.timer, k, int64(coldTime))
 		o.cfg.Want(v.Awaits.Name)
 		k.reconsider(o.cfg.Store.Load())
@@ -213,7 +214,7 @@ func (c *conn) unexamined() bool { return c.flow.Sniff == model.SniffNone && !c.
 func (k *waitingConn) over(how int) {
 	k.done = true
 	c := k.c
-	delete(c.st.coldConns, k)
+	delete(c.st.waiting, k)
 	c.st.l.Disarm(&k.timer)
 	c.pod.Engine.CountFDs(-1)
 	c.pod.Engine.HoldBytes(-len(k.first))
@@ -255,7 +256,7 @@ func (k *waitingConn) begin(v decide.Verdict, snap *snapshot.Snapshot) {
 		unix.Close(k.fd)
 		return
 	}
-	c.begin(k.fd, v, snap, k.draw, k.first)
+	k.again(c, k.fd, v, snap, k.draw, k.first)
 }
 
 // Event is reactor.Source. A client that has said all it has to say waits for an answer.

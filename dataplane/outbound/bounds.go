@@ -1,9 +1,6 @@
 package outbound
 
 import (
-	"cmp"
-
-	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
 )
 
@@ -23,18 +20,3 @@ func (o *Outbound) overloaded(x *exchange.Exchange, c *conn, rq *reqState) bool 
 	o.fail(x, rq, causeOverload, textOverload)
 	return true
 }
-
-// connectCause is the cause of a connection that was not made.
-func connectCause(err error) string {
-	return cmp.Or(engine.Shortage(err), "connect")
-}
-
-// sniffLater is a sniffer that its pod's share of an iteration did not suffice for.
-type sniffLater sniffer
-
-// Run is reactor.Task. The sniffer may be done by then, or another connection's: it reads only
-// what is known to be there.
-func (s *sniffLater) Run() { (*sniffer)(s).read() }
-
-// Fail is reactor.Task.
-func (s *sniffLater) Fail(error) { (*sniffer)(s).drop(true) }

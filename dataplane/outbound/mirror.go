@@ -77,6 +77,7 @@ func (o *Outbound) mirror(x *exchange.Exchange, c *conn, rq *reqState) {
 func (st *loopState) newMirror(x *exchange.Exchange, c *conn, rq *reqState, to *snapshot.MirrorTo) *mirror {
 	m := &mirror{st: st, of: st.of(c.pod), how: mirrorResults, whole: x.Bodyless()}
 	m.count(1)
+	st.mirrored.Service = (*mirrors)(st.o)
 	m.x = st.mirrored.Begin(m, &x.Req, m.whole, &c.info, st.l.Now())
 	m.x.Share = c.info.Kept()
 	m.x.Req.Del("expect") // the body comes, or not, as the client sends it

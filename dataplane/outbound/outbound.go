@@ -27,6 +27,7 @@ import (
 
 	"aether/dataplane/balance"
 	"aether/dataplane/decide"
+	"aether/dataplane/detect"
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
 	"aether/dataplane/extauthz"
@@ -113,9 +114,8 @@ func New(cfg Config) *Outbound {
 		o.bonds.Now = cfg.Dialer.Now
 	}
 	o.loops.Make = func(l *engine.Loop) *loopState {
-		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, awaitingEndpoints: map[*reqState]struct{}{}, coldConns: map[*waitingConn]struct{}{}, audits: o.Audits.Shard(), rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+		st := &loopState{o: o, l: l, hops: map[hopKey]*hopState{}, pods: map[*Pod]*upstreams{}, waiting: map[waiter]struct{}{}, audits: o.Audits.Shard(), rnd: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
 		st.pool.Service = o
-		st.mirrored.Service = (*mirrors)(o)
 		return st
 	}
 	return o
@@ -137,24 +137,28 @@ type Pod struct {
 
 // loopState is what the outbound side keeps on one loop.
 type loopState struct {
-	o        *Outbound
-	l        *engine.Loop
-	pool     exchange.Pool
-	hops     map[hopKey]*hopState
-	pods     map[*Pod]*upstreams
-	rnd      *rand.Rand
-	free     []*sniffer
-	mirrored exchange.Pool // of mirrors
-	audits   telemetry.AuditShard
-	mirrors  int           // under way
-	end      journal.Entry // scratch: observers copy what they keep
+	o         *Outbound
+	l         *engine.Loop
+	pool      exchange.Pool
+	hops      map[hopKey]*hopState
+	pods      map[*Pod]*upstreams
+	rnd       *rand.Rand
+	detectors detect.Pool[opening]
+	mirrored  exchange.Pool // of mirrors
+	audits    telemetry.AuditShard
+	mirrors   int           // under way
+	end       journal.Entry // scratch: observers copy what they keep
 
-	awaitingEndpoints map[*reqState]struct{} // those that wait for rows (await.go)
-	coldConns         map[*waitingConn]struct{}
+	waiting map[waiter]struct{} // what waits for rows
 
 	lastPod *Pod // whose upstreams last is; nil: none
 	last    *upstreams
 	sweep   reactor.Timer
+}
+
+// waiter is a request or a connection that waits for rows.
+type waiter interface {
+	reconsider(snap *snapshot.Snapshot) // decides about it in the world as it is now
 }
 
 // conn is one downstream connection.
@@ -195,9 +199,10 @@ type reqState struct {
 	whole, tryEnd, wait reactor.Timer
 
 	// A wait for rows (await.go).
-	cold bool            // it waits
-	draw uint32          // what decides by chance have gone by: the next verdict goes by it too
-	sent []httpmsg.Field // what clean took out
+	cold  bool            // it waits
+	again decided         // what is called when it does not wait any more
+	draw  uint32          // what decides by chance have gone by: the next verdict goes by it too
+	sent  []httpmsg.Field // what clean took out
 
 	// What was asked, before a rule changed it.
 	host, path, origin []byte
@@ -206,6 +211,9 @@ type reqState struct {
 	// scratch is what a rule's changes are written to; it stays with the object.
 	scratch []byte
 }
+
+// decided does with a request what its verdict, which is new, asks for. sent are the fields that clean took out.
+type decided func(o *Outbound, x *exchange.Exchange, c *conn, rq *reqState, sent []httpmsg.Field)
 
 // keepScratch bounds the scratch that is kept from one request to the next.
 const keepScratch = 16 << 10
@@ -265,7 +273,7 @@ func (c *conn) foreign(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw u
 			_ = socket.Abort(fd)
 			end := connEnd{}
 			if err != nil {
-				end.cause = connectCause(err)
+				end.cause = engine.ConnectCause(err)
 			}
 			c.record(decide.Verdict{Action: decide.Refuse, Reason: decide.Loop}, snap, end)
 		})
@@ -287,7 +295,7 @@ func (c *conn) begin(fd int, v decide.Verdict, snap *snapshot.Snapshot, draw uin
 	case v.Action == decide.Passthrough:
 		c.pass(fd, v, snap, -1, first)
 	case v.Action == decide.Await:
-		c.await(fd, v, snap, draw, first)
+		c.await(fd, v, snap, draw, first, (*conn).begin)
 	default: // refused; or the port has become another one since it was sniffed
 		_ = socket.Abort(fd)
 		c.record(v, snap, connEnd{})
@@ -349,6 +357,7 @@ func (o *Outbound) act(x *exchange.Exchange, c *conn, rq *reqState, sent []httpm
 			o.mirror(x, c, rq)
 		}
 		rq.renew(o.cfg.Store.Load()) // somebody may have been asked meanwhile
+		rq.tries(c.st.l)
 		o.send(x, c, rq, c.st.pick(c.pod, rq))
 	case decide.Passthrough:
 		// Not the mesh's: it goes where it was dialled, in the client's own version.
@@ -377,7 +386,7 @@ func (o *Outbound) act(x *exchange.Exchange, c *conn, rq *reqState, sent []httpm
 	case decide.Refuse:
 		o.reply(x, rq.v.Status, rq.v.Reason.Header(), rq.v.Text, httpmsg.GRPCStatus(rq.v.Status))
 	case decide.Await:
-		o.awaitRows(x, c, rq, sent)
+		o.awaitRows(x, c, rq, sent, (*Outbound).decided)
 	default:
 		o.reply(x, 500, "", "the proxy has no answer for this request (reason "+rq.v.Reason.String()+")\n", 13)
 	}

@@ -243,6 +243,7 @@ func (o *Outbound) sendNext(x *exchange.Exchange, c *conn, rq *reqState) {
 		rq.attempt = 0 // who was tried counts as not tried
 		e = c.st.pick(c.pod, rq)
 	}
+	rq.tries(c.st.l)
 	o.send(x, c, rq, e)
 }
 

@@ -14,19 +14,6 @@ func (c *conn) Describe(s *engine.ConnState) {
 	s.Destination = c.flow.Dst.AddrPort
 }
 
-// Show is engine.Shown: a connection that is being looked at.
-func (s *sniffer) Show(st *engine.ConnState) bool {
-	if s.done {
-		return false
-	}
-	st.State, st.Client = "sniff", engine.PeerAddr(s.fd)
-	st.AgeMS = (s.c.st.l.Now() - s.c.start) / 1e6
-	st.IdleMS = st.AgeMS
-	st.BytesIn = int64(len(s.buf))
-	s.c.Describe(st)
-	return true
-}
-
 // state is a connection that a relay carries. peer is who must be at the other end of a hop.
 func (c *conn) state(client net.Addr, peer string) engine.ConnState {
 	s := engine.ConnState{Pod: c.pod.Engine.Name, Loop: c.st.l.ID(), Protocol: "tcp", Peer: peer}

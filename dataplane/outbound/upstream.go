@@ -205,7 +205,6 @@ func (o *Outbound) send(x *exchange.Exchange, c *conn, rq *reqState, e *snapshot
 	rq.endpoint = e
 	rq.tried[rq.attempt%len(rq.tried)] = e.Addr
 	rq.attempt++
-	rq.tries(st.l)
 	rq.try.begin(d, host, st.l.Now(), h.hop.Open() == 0)
 	h.hop.Send(x)
 }

@@ -1,14 +1,14 @@
-package outbound
+package detect
 
 import (
 	"aether/dataplane/hpack"
 	"aether/sniff"
 )
 
-// h2First finds the authority of the first request of an HTTP/2 client. It is needed only
+// authority finds the authority of the first request of an HTTP/2 client. It is needed only
 // for h2c to an address that is not the mesh's. Between calls the bytes may only grow: each frame is
 // gone through once. The zero value is ready.
-type h2First struct {
+type authority struct {
 	at   int // of the frame that is looked at next; 0: behind the preface
 	head int // of the first HEADERS frame, if that goes on in further ones; 0: none
 }
@@ -24,9 +24,9 @@ const (
 	flagPriority      = 32
 )
 
-// authority reads b, which begins with the preface. more: the first field block is not whole yet. The authority is
+// find reads b, which begins with the preface. more: the first field block is not whole yet. The authority is
 // as it was sent: the codec that serves the request judges it. "": there is none, or the frames are none of HTTP/2.
-func (f *h2First) authority(b []byte) (host string, more bool) {
+func (f *authority) find(b []byte) (host string, more bool) {
 	if f.at == 0 {
 		f.at = len(sniff.Preface)
 	}

@@ -1,4 +1,4 @@
-package outbound
+package detect
 
 import (
 	"strings"
@@ -47,13 +47,13 @@ func TestH2First(t *testing.T) {
 		{"a frame that is too long", "\x01\x00\x00\x00\x00\x00\x00\x00\x00", ""},
 	} {
 		b := []byte(sniff.Preface + tt.frames)
-		var whole h2First
-		if host, more := whole.authority(b); more || host != tt.want {
+		var whole authority
+		if host, more := whole.find(b); more || host != tt.want {
 			t.Errorf("%s: %q, more %v", tt.name, host, more)
 		}
-		var f h2First
+		var f authority
 		for i := len(sniff.Preface); ; i++ {
-			host, more := f.authority(b[:i])
+			host, more := f.find(b[:i])
 			if !more {
 				if host != tt.want {
 					t.Errorf("%s: byte by byte %q", tt.name, host)
@@ -68,10 +68,10 @@ func TestH2First(t *testing.T) {
 	}
 	// A client that trickles frames costs nothing for what it has sent before.
 	b := []byte(sniff.Preface + strings.Repeat(h2Frame(6, 0, 0, "12345678"), 900))
-	var f h2First
-	f.authority(b[:len(b)-1])
+	var f authority
+	f.find(b[:len(b)-1])
 	was := f.at
-	if n := testing.AllocsPerRun(100, func() { f.authority(b) }); n != 0 || was != len(b)-17 || f.at != len(b) {
+	if n := testing.AllocsPerRun(100, func() { f.find(b) }); n != 0 || was != len(b)-17 || f.at != len(b) {
 		t.Errorf("%v allocations, at %d and then %d of %d", n, was, f.at, len(b))
 	}
 }
