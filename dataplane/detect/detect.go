@@ -148,7 +148,7 @@ func (p *Pool[A]) Begin(l *engine.Loop, fd int, q Question, c Client[A], aside A
 	}
 	l.Arm(&d.timer, d, int64(wait))
 	if q.Race {
-		d.race = startRace(l, q, d)
+		d.race = startRace(l, q.Pod, q.Sockets, q.Dst, d)
 	}
 }
 

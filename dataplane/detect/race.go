@@ -34,20 +34,20 @@ type racing interface {
 	lostRace()
 }
 
-// startRace dials; where no socket is at hand one is asked for. nil: it could not.
-func startRace(l *engine.Loop, q Question, d racing) *Race {
-	r := &Race{d: d, l: l, pod: q.Pod, dst: q.Dst, fd: -1, cause: engine.ConnectCause(nil)}
-	q.Pod.CountFDs(1)
+// startRace dials dst from the pod's namespace; where no socket is at hand one is asked for. nil: it could not.
+func startRace(l *engine.Loop, pod *engine.Pod, sockets engine.Sockets, dst netip.AddrPort, d racing) *Race {
+	r := &Race{d: d, l: l, pod: pod, dst: dst, fd: -1, cause: engine.ConnectCause(nil)}
+	pod.CountFDs(1)
 	l.Arm(&r.timer, r, int64(DialLimit))
-	v6 := q.Dst.Addr().Unmap().Is6()
-	if fd, ok := q.Sockets.Get(v6); ok {
+	v6 := dst.Addr().Unmap().Is6()
+	if fd, ok := sockets.Get(v6); ok {
 		if !r.connect(fd) {
 			r.close()
 			return nil
 		}
 		return r
 	}
-	q.Sockets.Request(v6, func(fd int, err error) {
+	sockets.Request(v6, func(fd int, err error) {
 		perr := l.Post(func() {
 			switch {
 			case err != nil:

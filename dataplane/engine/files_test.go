@@ -208,3 +208,12 @@ func TestDialsAtOnce(t *testing.T) {
 		return
 	})
 }
+
+// TestConnectCause (case 86 for local ports): out of descriptors is told from a peer that cannot be reached.
+func TestConnectCause(t *testing.T) {
+	for err, want := range map[error]string{unix.ECONNREFUSED: "connect", unix.EMFILE: "descriptors", unix.ENFILE: "descriptors", unix.EADDRNOTAVAIL: "local-ports"} {
+		if got := ConnectCause(fmt.Errorf("socket: make a socket: %w", err)); got != want {
+			t.Errorf("%v: %s, want %s", err, got, want)
+		}
+	}
+}

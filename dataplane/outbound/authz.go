@@ -5,7 +5,6 @@ import (
 
 	"aether/dataplane/authz"
 	"aether/dataplane/decide"
-	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
 	"aether/dataplane/extauthz"
 	"aether/dataplane/httpmsg"
@@ -29,18 +28,6 @@ func (o *Outbound) ask(x *exchange.Exchange, c *conn, rq *reqState) {
 		q.Source = q.Workload.Address()
 	}
 	rq.asked = o.cfg.Authz.Ask(c.st.l, x, rq.v.Pipe.Authz, q, rq.v.AuthzPath(&x.Req), o)
-}
-
-// forwardedProto says what scheme the client used, unless somebody has said so (contract 5.9).
-func forwardedProto(h *httpmsg.Head) {
-	if _, ok := h.Get("x-forwarded-proto"); !ok {
-		h.Add(hdrProto, h.Scheme)
-	}
-}
-
-// Allowed is extauthz.Asker.
-func (o *Outbound) Allowed(x *exchange.Exchange) {
-	o.act(x, x.Conn.(*engine.ConnInfo).User.(*conn), x.User.(*reqState), nil)
 }
 
 // Refused is extauthz.Asker.

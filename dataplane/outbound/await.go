@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"aether/dataplane/balance"
 	"aether/dataplane/decide"
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
@@ -25,18 +24,6 @@ const (
 	coldTime = 2 * time.Second // until the rows of a service that is known must be here
 	maxCold  = 4096            // requests and connections that wait, of the process; see package share for a pod's part
 )
-
-// How a wait for rows ended.
-const (
-	coldCame     = iota // it was decided again, and not to wait
-	coldExpired         // nothing came in time
-	coldGone            // the client left
-	coldOverflow        // as many waited as may: it did not
-	coldResults
-)
-
-// ColdResults names how waits for rows end.
-var ColdResults = [coldResults]string{"came", "expired", "gone", "overflow"}
 
 const (
 	causeAwait   = "await-rows" // of nothing that came in time
@@ -297,23 +284,4 @@ func (k *waitingConn) Show(st *engine.ConnState) bool {
 	st.BytesIn = int64(len(k.first))
 	k.c.Describe(st)
 	return true
-}
-
-// Used are the services that pods sent something to from the loop l in the last
-// balance.KeepIdle, each once. On the loop.
-func (o *Outbound) Used(l *engine.Loop) (list []model.ServiceName) {
-	seen := map[string]struct{}{}
-	for _, u := range o.loops.Get(l).pods {
-		u.table.Each(func(d *balance.Dest, _ *balance.Host) {
-			name := d.Name[:max(0, strings.LastIndexByte(d.Name, ':'))]
-			if _, ok := seen[name]; ok {
-				return
-			}
-			seen[name] = struct{}{}
-			if ns, n, ok := strings.Cut(name, "/"); ok {
-				list = append(list, model.ServiceName{Namespace: ns, Name: n})
-			}
-		})
-	}
-	return list
 }

@@ -41,7 +41,7 @@ func TestColdBounds(t *testing.T) {
 		x, rq, down := k.request(t)
 		x.Conn = &c.info
 		rq.v = decide.Verdict{Action: decide.Await, Reason: decide.AwaitRows, Status: 503, Awaits: svc, Backend: k.b}
-		k.o.awaitRows(x, &c, rq, nil)
+		k.o.awaitRows(x, &c, rq, nil, (*Outbound).decided)
 		return waiting{x, rq, down}
 	}
 	greedy, other := &Pod{Context: t.Context()}, &Pod{Context: t.Context()}
@@ -78,7 +78,7 @@ func TestColdBounds(t *testing.T) {
 		t.Errorf("expired: %d, cause %q", w.down.status, w.rq.cause)
 	}
 	all[1].x.DownstreamClosed(exchange.Cancel)
-	if k.o.Waiting() != maxCold-2 || greedy.waiting.Load() != maxCold/2-2 || len(k.st.awaitingEndpoints) != maxCold-2 {
+	if k.o.Waiting() != maxCold-2 || greedy.waiting.Load() != maxCold/2-2 || len(k.st.waiting) != maxCold-2 {
 		t.Errorf("%d wait, %d of the pod's", k.o.Waiting(), greedy.waiting.Load())
 	}
 	if w := park(&Pod{Context: t.Context()}); w.down.status != 0 {
@@ -96,7 +96,7 @@ func TestColdNobodyToAsk(t *testing.T) {
 	k := newCaller(t, 1, nil)
 	x, rq, down := k.request(t)
 	rq.v = decide.Verdict{Action: decide.Await, Status: 503, Text: "its rows are not here\n", Awaits: &snapshot.Service{}}
-	k.o.awaitRows(x, k.c, rq, nil)
+	k.o.awaitRows(x, k.c, rq, nil, (*Outbound).decided)
 	if down.status != 503 || rq.cause != "no-endpoint" || k.o.Waiting() != 0 {
 		t.Errorf("%d, cause %q", down.status, rq.cause)
 	}

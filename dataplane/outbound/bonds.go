@@ -9,9 +9,6 @@ import (
 	"aether/mtls"
 )
 
-// errRevoked: a session was opened with certificates that are trusted no more.
-var errRevoked = errors.New("an identity of the session is trusted no more")
-
 // Rotated takes in that a pod has another certificate, or bundle: hops and raw-TCP connections of which a
 // session was opened with what is trusted no more end, and requests take new ones. It verifies them in the
 // calling goroutine. Safe for concurrent use.
@@ -72,4 +69,10 @@ func revoked(err error) error {
 		return &engine.Revoked{Err: err}
 	}
 	return err
+}
+
+// notOpened logs once a cause.
+func (o *Outbound) notOpened(k meshhop.Key, err error) {
+	why := string(meshhop.ReasonOf(err))
+	o.quiet.Warn(why+" "+k.String(), "hop not opened", "reason", why, "err", err)
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"aether/dataplane/decide"
+	"aether/dataplane/detect/detecttest"
 	"aether/dataplane/httpmsg"
 	"aether/dataplane/model"
 	"aether/e2e/testseed"
@@ -39,7 +40,7 @@ func TestExplainIsTheWire(t *testing.T) {
 			f.Dir, f.Dst = model.Proxy, model.OrigDst{}
 		}
 		if h2 {
-			f.Sniff, in = model.SniffH2C, h2Get(authority)
+			f.Sniff, in = model.SniffH2C, detecttest.Get(authority)
 		}
 		v, _ := decide.Explain(snap, &f, &httpmsg.Head{Method: []byte("GET"), Scheme: []byte("http"), Authority: []byte(authority), Path: []byte("/"), Minor: 1})
 		want := fmt.Sprint(v.Status)

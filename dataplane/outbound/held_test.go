@@ -77,11 +77,11 @@ func TestWhatASnifferHoldsIsCounted(t *testing.T) {
 		least            int64 // bytes a connection
 	}{
 		{"silence", "10.96.0.1:8080", "", 0},
-		{"a byte of HTTP", "10.96.0.1:8080", "G", firstRead},
-		{"a request line without an end", "10.96.0.1:8080", "GET /" + strings.Repeat("a", 3000), firstRead},
-		{"a byte of the preface", "10.96.0.1:8080", "P", firstRead},
-		{"a byte of TLS", "10.96.0.1:8080", hello(1), firstRead},
-		{"3,000 bytes of a ClientHello", "10.96.0.1:8080", hello(3000), firstRead},
+		{"a byte of HTTP", "10.96.0.1:8080", "G", 4096},
+		{"a request line without an end", "10.96.0.1:8080", "GET /" + strings.Repeat("a", 3000), 4096},
+		{"a byte of the preface", "10.96.0.1:8080", "P", 4096},
+		{"a byte of TLS", "10.96.0.1:8080", hello(1), 4096},
+		{"3,000 bytes of a ClientHello", "10.96.0.1:8080", hello(3000), 4096},
 		{"9,000 bytes of a ClientHello", "10.96.0.1:8080", hello(9000), 9000},
 		{"15,000 bytes of a ClientHello", "10.96.0.1:8080", hello(15_000), 15_000},
 	} {
@@ -203,9 +203,9 @@ func TestWhatAWaitingConnectionHoldsIsCounted(t *testing.T) {
 				c.flow = model.Flow{Namespace: "shop", Workload: "web", Container: g.pod.Container, Dir: model.Captured, Sniff: model.SniffOpaque,
 					Dst: model.OrigDst{AddrPort: netip.MustParseAddrPort("10.96.0.1:8080")}}
 				v := decide.Verdict{Action: decide.Await, Awaits: &snapshot.Service{Name: model.ServiceName{Namespace: "shop", Name: "cart"}}}
-				c.await(fd, v, g.o.cfg.Store.Load(), 0, make([]byte, 5000))
-				for k := range st.coldConns {
-					waits <- k
+				c.await(fd, v, g.o.cfg.Store.Load(), 0, make([]byte, 5000), (*conn).begin)
+				for k := range st.waiting {
+					waits <- k.(*waitingConn)
 				}
 				close(waits)
 			})

@@ -3,17 +3,10 @@ package outbound
 import (
 	"context"
 	"errors"
-	"time"
 
 	"aether/dataplane/engine"
 	"aether/meshhop"
 )
-
-// nearIdle is how long an endpoint of this node is kept known after its last request.
-const nearIdle = time.Minute
-
-// errNotAdmitted: the destination's side of the process took the caller for nobody it serves.
-var errNotAdmitted = errors.New("the destination does not serve this port")
 
 func (o *Outbound) localDestination(container string) LocalDestination {
 	if o.cfg.LocalDestination == nil {
@@ -52,13 +45,4 @@ func (st *loopState) newInProcess(k hopKey, mk meshhop.Key, n LocalDestination) 
 	})
 	st.hops[k] = h
 	return h
-}
-
-// forgetNear lets go of endpoints of this node that nothing has been sent to for a while.
-func (st *loopState) forgetNear() {
-	for _, h := range st.hops {
-		if n, ok := h.hop.(*engine.InProcess); ok && n.Idle() >= nearIdle {
-			n.Close(nil)
-		}
-	}
 }

@@ -3,20 +3,16 @@ package outbound
 import (
 	"bytes"
 	"errors"
-	"slices"
 	"time"
 
 	"aether/dataplane/engine"
 	"aether/dataplane/exchange"
 	"aether/dataplane/httpmsg"
-	"aether/dataplane/model"
 	"aether/mtls"
 )
 
 // Bounds of retries (contract 5.6, 5.7; decision 013).
 const (
-	maxRetries = 2 // of a request, where its rule does not say
-
 	backoffBase = 25 * time.Millisecond
 	backoffMax  = 250 * time.Millisecond
 
@@ -24,35 +20,6 @@ const (
 	// application, is first.
 	deadlineGrace = 250 * time.Millisecond
 )
-
-// Names of Entry.Cause for limits of time that a rule sets.
-const (
-	causeRequestTimeout = "route-timeout" // timeouts.request
-	causeTryTimeout     = "try-timeout"   // timeouts.backendRequest
-	causeDeadline       = "grpc-deadline" // grpc-timeout, which the client set
-)
-
-// retry is what the request's rule says about retries; nil: nothing.
-func (rq *reqState) retry() *model.Retry {
-	if m := rq.v.Matched; m != nil {
-		return m.Retry
-	}
-	return nil
-}
-
-// limit is how often the request may be sent again.
-func (rq *reqState) limit() int {
-	if r := rq.retry(); r != nil {
-		return int(r.Attempts)
-	}
-	return maxRetries
-}
-
-// names reports whether the request's rule asks for a retry on status.
-func (rq *reqState) names(status int) bool {
-	r := rq.retry()
-	return r != nil && slices.Contains(r.Codes, uint16(status))
-}
 
 // start begins a request that goes over the hop: its rule's limit of time, and what is
 // kept to send it again.
@@ -81,51 +48,6 @@ func (o *Outbound) start(x *exchange.Exchange, c *conn, rq *reqState) {
 func (rq *reqState) tries(l *engine.Loop) {
 	if m := rq.v.Matched; m != nil && m.Timeouts.Backend > 0 {
 		l.Arm(&rq.tryEnd, (*attemptTimer)(rq), int64(m.Timeouts.Backend))
-	}
-}
-
-// stop ends what runs on the request's timers, and its place among those that are sent again.
-func (rq *reqState) stop(st *loopState) {
-	rq.stopTimers(st)
-	if rq.wait.Armed() {
-		st.l.Disarm(&rq.wait)
-	}
-	rq.releaseRetrySlot()
-	rq.x = nil
-}
-
-// stopRetries is called before an answer of ours: the request is not sent again any more, though
-// the client may take its time to read the answer.
-func (rq *reqState) stopRetries(x *exchange.Exchange) {
-	if rq.x == nil { // it is not for the hop, or not yet
-		return
-	}
-	st := x.Conn.(*engine.ConnInfo).User.(*conn).st
-	st.leave(x, rq)
-	if rq.wait.Armed() {
-		st.l.Disarm(&rq.wait)
-	}
-	if rq.tryEnd.Armed() {
-		st.l.Disarm(&rq.tryEnd)
-	}
-	rq.releaseRetrySlot()
-}
-
-// stopTimers ends the limits of time of the request's rule.
-func (rq *reqState) stopTimers(st *loopState) {
-	if rq.whole.Armed() {
-		st.l.Disarm(&rq.whole)
-	}
-	if rq.tryEnd.Armed() {
-		st.l.Disarm(&rq.tryEnd)
-	}
-}
-
-// releaseRetrySlot gives back the request's place among those that are sent again.
-func (rq *reqState) releaseRetrySlot() {
-	if rq.retrying != nil {
-		rq.retrying.Settled()
-		rq.retrying = nil
 	}
 }
 
@@ -247,8 +169,6 @@ func (o *Outbound) sendNext(x *exchange.Exchange, c *conn, rq *reqState) {
 	o.send(x, c, rq, e)
 }
 
-func (rq *reqState) conn() *conn { return rq.x.Conn.(*engine.ConnInfo).User.(*conn) }
-
 // backoffTimer is a request as the task of its backoff.
 type backoffTimer reqState
 
@@ -261,13 +181,6 @@ func (t *backoffTimer) Run() {
 
 // Fail is reactor.Task.
 func (t *backoffTimer) Fail(error) { (*reqState)(t).fault() }
-
-// fault ends a request whose timer's task has failed.
-func (rq *reqState) fault() {
-	if rq.x != nil {
-		rq.x.Abort(exchange.Internal)
-	}
-}
 
 // requestTimer is a request as the task of timeouts.request.
 type requestTimer reqState
@@ -324,24 +237,4 @@ func (o *Outbound) timedOut(x *exchange.Exchange, rq *reqState, cause, text stri
 	rq.conn().st.failed(x, rq, exchange.Timeout)
 	x.DiscardResponse()
 	o.reply(x, 504, "", text, 4)
-}
-
-// cutTrailers end a gRPC response that has no status: clients may try again (case 68).
-var cutTrailers = []httpmsg.Field{
-	{Name: hdrGRPCStatus, Value: []byte("14")},
-	{Name: hdrGRPCMessage, Value: []byte("the response ended without a status")},
-}
-
-// accepted is called with an answer that goes down.
-func (rq *reqState) accepted(x *exchange.Exchange, c *conn, h *httpmsg.Head) {
-	rq.releaseRetrySlot()
-	if h.Status == 101 { // an open tunnel has no end that a limit could wait for
-		rq.stopTimers(c.st)
-		rq.try.tunnelled()
-	}
-	if rq.grpc && c.flow.Sniff == model.SniffH2C && h.Status == 200 {
-		if ct, _ := h.Get("content-type"); httpmsg.IsGRPC(ct) {
-			x.AbortTrailers = cutTrailers
-		}
-	}
 }

@@ -160,7 +160,7 @@ var ofMany = regexp.MustCompile(`\b(loop|node|of the process|all pods|at once|it
 // notShared are bounds whose units read so, and that no pod can take from another.
 var notShared = map[string]string{
 	"dataplane/engine keepBufs": "a free list", "dataplane/engine keepBig": "a free list", "dataplane/engine keepLocalStreams": "a free list", "dataplane/engine keepStreams": "a free list",
-	"dataplane/exchange keepChunks": "a free list", "dataplane/exchange poolMax": "a free list", "dataplane/outbound keepSniffers": "a free list",
+	"dataplane/exchange keepChunks": "a free list", "dataplane/exchange poolMax": "a free list", "dataplane/detect keepFree": "a free list",
 	"dataplane/engine podSocks": "of one pod, and of a loop", "dataplane/engine agedAtOnce": "how fast limits of time shrink",
 	"dataplane/balance MaxOpen": "of one pod", "dataplane/balance MaxTunnels": "of one pod", "dataplane/balance MaxRetrying": "of one pod",
 }

@@ -171,6 +171,10 @@ var bounds = []bound{
 	{"dataplane/reactor", "maxMail", "posted functions an iteration", "the rest runs in the next iteration, in order"},
 	{"dataplane/reactor", "maxTimers", "timers an iteration", "the rest runs in the next iteration"},
 
+	{"dataplane/detect", "idleLimit", "time", "a captured connection that says nothing, to a port that must be HTTP, is closed"},
+	{"dataplane/detect", "beginLimit", "time", "a captured connection whose first bytes do not say by then what they are is taken for no HTTP; on the proxy port it is HTTP/1, for which `headTime` begins"},
+	{"dataplane/detect", "DialLimit", "time", "the connect of a passed-through connection counts as failed: the client is reset"},
+	{"dataplane/detect", "keepFree", "detectors a loop", "one given back is left to the garbage collector"},
 	{"dataplane/outbound", "maxEndpointSessions", "sessions of a pod to an endpoint, over all its ports", "a port that has a session gets no further one: requests wait for room in it"},
 	{"dataplane/outbound", "sweepAfter", "time", "what balancing remembers is looked through for what can be forgotten"},
 	{"dataplane/outbound", "keepScratch", "bytes a request", "a request's memory for rewritten targets is left to the garbage collector when it is larger"},
@@ -182,10 +186,6 @@ var bounds = []bound{
 	{"dataplane/outbound", "maxRetries", "retries of a request, where its rule does not say", "the last answer, or failure, is the client's"},
 	{"dataplane/outbound", "backoffBase", "time", "the first retry waits at most this long, each further one at most twice as long as the one before"},
 	{"dataplane/outbound", "backoffMax", "time", "and none longer than this, beyond what its rule asks for"},
-	{"dataplane/outbound", "idleLimit", "time", "a captured connection that says nothing, to a port that must be HTTP, is closed"},
-	{"dataplane/outbound", "beginLimit", "time", "a captured connection whose first bytes do not say by then what they are is taken for no HTTP; on the proxy port it is HTTP/1, for which `headTime` begins"},
-	{"dataplane/outbound", "dialLimit", "time", "the connect of a passed-through connection counts as failed: the client is reset"},
-	{"dataplane/outbound", "keepSniffers", "sniffers a loop", "one given back is left to the garbage collector"},
 	{"dataplane/outbound", "coldTime", "time", "a request, or captured connection, for a service of the catalog whose rows are not here: 503, or a reset of raw TCP (contract 4.6)"},
 	{"dataplane/outbound", "maxCold", "requests and connections that wait for rows", "a further one is refused at once (503 `overload`)"},
 

@@ -13,7 +13,7 @@ type place struct {
 const beside = -1
 
 // topRow holds the commands: nothing may import them, and they may import what is beside the rows.
-const topRow = 8
+const topRow = 9
 
 // pureRow is the last row without a goroutine, socket, clock or logger.
 const pureRow = 3
@@ -26,9 +26,10 @@ var rows = []string{
 	3: "pure: decisions, compilation, state machines",
 	4: "I/O without policy",
 	5: "connections",
-	6: "policy meets I/O",
-	7: "assembly",
-	8: "wiring only",
+	6: "connections before policy",
+	7: "policy meets I/O",
+	8: "assembly",
+	9: "wiring only",
 }
 
 // places has a line a package, planned ones among them.
@@ -80,27 +81,29 @@ var places = []place{
 	{"quic", 5, "the QUIC hop"},
 	{"tproxy/apply", 5, "puts rules into the kernel"},
 
-	{"dataplane/admin/guard", 6, "who may ask an admin, and what an answer may cost"},
-	{"dataplane/outbound", 6, "the client's side, with policy"},
-	{"dataplane/inbound", 6, "the server's side, with policy"},
-	{"dataplane/listen", 6, "listeners of pods"},
-	{"controlplane/file", 6, "a source of the model"},
-	{"controlplane/etcd", 6, "a source of the model"},
-	{"controlplane/kube", 6, "a source of the model"},
-	{"controlplane/lastgood", 6, "the last good state, on disk"},
-	{"controlplane/meshdns", 6, "names of the mesh"},
-	{"controlplane/kubestore", 6, "the registry's rows, derived from pods and nodes"},
-	{"controlplane/registrar/services", 6, "Services out of rows"},
-	{"controlplane/registrar/client", 6, "a source of the model"},
-	{"controlplane/registrar/server", 6, "endpoints in, Services out"},
-	{"controlplane/registrar/register", 6, "the node's own endpoints, told to a registrar"},
+	{"dataplane/detect", 6, "finds the protocol of a connection by its first bytes"},
 
-	{"dataplane", 7, "assembles a node"},
-	{"dataplane/admin", 7, "shows a node"},
-	{"controlplane", 7, "the loop that owns the inputs"},
-	{"controlplane/local", 7, "the life of this node's pods; a source of the model, and what writes their rows"},
-	{"cni/server", 7, "takes pods from the plugin"},
-	{"cni/plugin", 7, "what the kubelet runs"},
+	{"dataplane/admin/guard", 7, "who may ask an admin, and what an answer may cost"},
+	{"dataplane/outbound", 7, "the client's side, with policy"},
+	{"dataplane/inbound", 7, "the server's side, with policy"},
+	{"dataplane/listen", 7, "listeners of pods"},
+	{"controlplane/file", 7, "a source of the model"},
+	{"controlplane/etcd", 7, "a source of the model"},
+	{"controlplane/kube", 7, "a source of the model"},
+	{"controlplane/lastgood", 7, "the last good state, on disk"},
+	{"controlplane/meshdns", 7, "names of the mesh"},
+	{"controlplane/kubestore", 7, "the registry's rows, derived from pods and nodes"},
+	{"controlplane/registrar/services", 7, "Services out of rows"},
+	{"controlplane/registrar/client", 7, "a source of the model"},
+	{"controlplane/registrar/server", 7, "endpoints in, Services out"},
+	{"controlplane/registrar/register", 7, "the node's own endpoints, told to a registrar"},
+
+	{"dataplane", 8, "assembles a node"},
+	{"dataplane/admin", 8, "shows a node"},
+	{"controlplane", 8, "the loop that owns the inputs"},
+	{"controlplane/local", 8, "the life of this node's pods; a source of the model, and what writes their rows"},
+	{"cni/server", 8, "takes pods from the plugin"},
+	{"cni/plugin", 8, "what the kubelet runs"},
 
 	{"cmd/aether-proxy", topRow, "wiring only"},
 	{"cmd/aether-dns", topRow, "wiring only"},
@@ -114,6 +117,7 @@ var places = []place{
 	{"bench/registrar", beside, "measures the registrar with a fleet of nodes"},
 	{"bench/fairness", beside, "measures a pod's neighbour, on the rig"},
 	{"bench/soak", beside, "holds two ways of waiting against each other, on the rig"},
+	{"dataplane/detect/detecttest", beside, "first bytes of HTTP/2 clients, for tests"},
 	{"e2e/presubmit", beside, "this test"},
 	{"e2e/rig", beside, "nodes and pods out of namespaces"},
 	{"e2e/mesh", beside, "a mesh with its proxies on the rig"},

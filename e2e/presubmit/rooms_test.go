@@ -34,6 +34,15 @@ var orders = map[string][]room{
 		{"connections", []string{"transport", "h1conn", "upgrade", "h1server", "h1client", "h2conn"}},
 		{"upstreams", []string{"sessions", "dials", "hop", "apppool", "localstream", "inprocess"}},
 	},
+	"dataplane/detect": {
+		{"detection", []string{"authority", "race", "detect"}},
+	},
+	"dataplane/outbound": {
+		{"state", []string{"causes", "outcome", "token", "attempt", "pod", "results", "upstreams", "outbound", "conn", "copy", "reqstate"}},
+		{"upstreams", []string{"sweep", "bonds", "near", "hops", "accounts", "state"}},
+		{"requests", []string{"fields", "answer", "send", "mirror", "retry", "await", "authz", "persist", "request"}},
+		{"connections", []string{"relay", "accept", "new"}},
+	},
 }
 
 // TestRooms: no file of a package with rooms uses a type, function, variable, field or method of a file behind it.

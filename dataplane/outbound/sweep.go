@@ -2,11 +2,76 @@ package outbound
 
 import (
 	"net/netip"
+	"time"
 
 	"aether/dataplane/balance"
+	"aether/dataplane/engine"
 	"aether/dataplane/model"
 	"aether/dataplane/snapshot"
 )
+
+// sweepAfter is how often what balancing remembers is looked through while there
+// is any.
+const sweepAfter = time.Minute
+
+// of is what p knows on this loop.
+func (st *loopState) of(p *Pod) *upstreams {
+	if st.lastPod == p { // most often one pod has a loop's attention for a while
+		return st.last
+	}
+	u := st.pods[p]
+	if u == nil {
+		u = &upstreams{groups: map[netip.AddrPort]*engine.HopGroup{}, raw: map[*rawConn]struct{}{}}
+		st.pods[p] = u
+		if !st.sweep.Armed() {
+			st.l.Arm(&st.sweep, (*sweeper)(st), int64(sweepAfter))
+		}
+	}
+	st.lastPod, st.last = p, u
+	return u
+}
+
+// sweeper is a loopState as the task of its timer.
+type sweeper loopState
+
+// Run is reactor.Task.
+func (s *sweeper) Run() {
+	st := (*loopState)(s)
+	st.forget(nil)
+	if len(st.pods) > 0 {
+		st.l.Arm(&st.sweep, s, int64(sweepAfter))
+	}
+}
+
+// Fail is reactor.Task: what is remembered may be half changed.
+func (s *sweeper) Fail(error) {
+	clear(s.pods)
+	s.lastPod, s.last = nil, nil
+}
+
+// forget drops what is idle, and hosts that gone reports.
+func (st *loopState) forget(gone func(d *balance.Dest, h *balance.Host) bool) {
+	st.forgetNear()
+	st.lastPod, st.last = nil, nil
+	for p, u := range st.pods {
+		u.table.Sweep(st.l.Now(), gone)
+		if p.Context.Err() != nil || u.table.Empty() && len(u.groups) == 0 && len(u.raw) == 0 && u.nears == 0 && u.mirrors == 0 {
+			delete(st.pods, p)
+		}
+	}
+}
+
+// nearIdle is how long an endpoint of this node is kept known after its last request.
+const nearIdle = time.Minute
+
+// forgetNear lets go of endpoints of this node that nothing has been sent to for a while.
+func (st *loopState) forgetNear() {
+	for _, h := range st.hops {
+		if n, ok := h.hop.(*engine.InProcess); ok && n.Idle() >= nearIdle {
+			n.Close(nil)
+		}
+	}
+}
 
 // endpointID is a port of an endpoint, as sessions and connections know it.
 type endpointID struct {
