@@ -577,7 +577,7 @@ func (c *h1server) WriteHead(h *httpmsg.Head, end bool) {
 	}
 	// An answer of ours does not wait for the request's end, and one to a client that waits for
 	// 100 with its body has none to wait for (RFC 9110 10.1.1).
-	if c.outF == http1.ToClose || !c.reqDone && (end || c.x != nil && (c.x.Local || c.x.Req.Expect && c.x.ReqBytes == 0)) || c.lastAnswer() {
+	if c.outF == http1.ToClose || !c.reqDone && (end || c.x != nil && (c.x.Local() || c.x.Req.Expect && c.x.ReqBytes == 0)) || c.lastAnswer() {
 		c.last = true
 	}
 	c.out = http1.AppendResponse(c.out, h, c.outF, http1.ResponseOptions{

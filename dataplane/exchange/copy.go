@@ -14,18 +14,18 @@ type Tap interface {
 func (x *Exchange) Tap(t Tap) {
 	for o := 0; o < x.kept; o += chunkSize {
 		n := min(chunkSize, x.kept-o)
-		t.TapData(x.chunks[o/chunkSize][:n], x.reqEnd && !x.trailed && o+n == x.kept)
+		t.TapData(x.chunks[o/chunkSize][:n], x.req.from == reqDone && o+n == x.kept)
 	}
-	if x.trailed {
+	if x.req.from == reqTrailed {
 		t.TapTrailers(x.trailers)
 	}
-	if !x.reqEnd {
+	if x.req.from == reqOpen {
 		x.tap = t
 	}
 }
 
 // Bodyless reports whether the request is here whole, and nothing but its head.
-func (x *Exchange) Bodyless() bool { return x.reqEnd && x.kept == 0 && !x.trailed }
+func (x *Exchange) Bodyless() bool { return x.req.from == reqDone && x.kept == 0 }
 
 // tapped shows the tap n bytes of p that were taken; end: of the whole of p.
 func (x *Exchange) tapped(p []byte, n int, end bool) {
@@ -56,7 +56,7 @@ func (x *Exchange) Push(p []byte, end bool, limit int) bool {
 		}
 		if n == len(p) {
 			if end {
-				x.reqEnd, x.upEnd = true, true
+				x.req.from, x.req.sent = reqDone, true
 				x.maybeDone()
 			}
 			return true
@@ -68,7 +68,9 @@ func (x *Exchange) Push(p []byte, end bool, limit int) bool {
 		return false
 	}
 	x.ReqBytes += int64(len(p))
-	x.reqEnd = end
+	if end {
+		x.req.from = reqDone
+	}
 	return true
 }
 
@@ -79,9 +81,9 @@ func (x *Exchange) PushTrailers(f []httpmsg.Field) {
 	}
 	now := x.up != nil && !x.unfed()
 	x.keepTrailers(f)
-	x.reqEnd, x.trailed = true, true
+	x.req.from = reqTrailed
 	if now {
-		x.upEnd = true
+		x.req.sent = true
 		x.up.WriteTrailers(x.trailers)
 		x.maybeDone()
 	}
@@ -96,5 +98,5 @@ func (x *Exchange) forget() {
 	x.giveBack(n)
 	x.kept -= n * chunkSize
 	x.fed -= n * chunkSize
-	x.lost = true
+	x.req.again = bodyLost
 }

@@ -242,7 +242,7 @@ func (w *played) Failed(x *exchange.Exchange, c exchange.Code) {
 
 // Done is exchange.Service.
 func (w *played) Done(x *exchange.Exchange) {
-	w.logf("  done %v %v local=%v", x.Ended, x.Code, x.Local)
+	w.logf("  done %v %v local=%v", x.Ended, x.Code, x.Local())
 	if w.done++; w.done > 1 {
 		w.t.Fatalf("Done twice\n%s", w.trace.String())
 	}
@@ -379,7 +379,7 @@ func (w *played) judge() {
 	}
 	byCut := w.down.trailers == "cut"
 	switch {
-	case x.Local:
+	case x.Local():
 		if w.reply != "" && (!strings.HasPrefix(w.reply, string(w.down.got)) || w.down.end && len(w.down.got) != len(w.reply)) {
 			bad("the client got %q, end %v, of our own %q", w.down.got, w.down.end, w.reply)
 		}
@@ -400,7 +400,7 @@ func (w *played) judge() {
 		if !w.down.gone && !w.down.end {
 			bad("the client waits for ever")
 		}
-		if w.cut && !x.Local && x.Answered() && !byCut {
+		if w.cut && !x.Local() && x.Answered() && !byCut {
 			bad("cut off, and the response has no status")
 		}
 	}
@@ -445,7 +445,7 @@ func play(t *testing.T, src rand.Source) (ended string) {
 		}
 	}
 	w.judge()
-	return fmt.Sprintf("%v local=%v tunnel=%v", w.x.Ended, w.x.Local, w.granted)
+	return fmt.Sprintf("%v local=%v tunnel=%v", w.x.Ended, w.x.Local(), w.granted)
 }
 
 // TestEvents: and every end there is, is met.

@@ -103,6 +103,71 @@ const (
 
 func (s Side) String() string { return [...]string{"complete", "client", "server", "proxy"}[s] }
 
+// requestHalf is the request on its way from down to up.
+//
+//	 from down              to up, each attempt anew          to be sent again
+//
+//	┌─────────┐             ┌─────────┐                      ┌─────────────┐ KeepForReplay ┌────────────┐
+//	│ reqOpen │             │         │                      │ notKept     ├──────────────►│ keptToSend │
+//	└─┬─────┬─┘             │ !sent   │◄─ Forward            └──────┬──────┘               └─────┬──────┘
+//	  │end  │trailers       │         │                             │ body goes up               │ too long, no room,
+//	  ▼     ▼               └────┬────┘                             ▼                            │ or the answer begins
+//	┌────┐ ┌───────────┐         │ the end goes up           ┌─────────────┐                     │
+//	│req │ │reqTrailed │         ▼                           │ bodyLost    │◄────────────────────┘
+//	│Done│ └───────────┘       sent                          └─────────────┘  (notKept, if none of it has gone up)
+//	└────┘
+type requestHalf struct {
+	from    received
+	again   keeping
+	sent    bool // it has gone up whole
+	stalled bool // data of it was refused: Resume is due
+	reached bool // the attempt that failed had been given its head
+}
+
+// received is how much of a request has been received.
+type received uint8
+
+const (
+	reqOpen    received = iota // its end is to come
+	reqDone                    // it has ended with its head or body
+	reqTrailed                 // it has ended with trailers, which have been taken
+)
+
+// keeping says what is done for the request to be sent again.
+type keeping uint8
+
+const (
+	notKept    keeping = iota // nothing more is kept; what has gone up of a body, if anything, is
+	keptToSend                // what goes up is kept
+	bodyLost                  // something of the body has gone up and is not kept: it cannot be sent again
+)
+
+// responseHalf is the response on its way from up, or from the service, to down.
+//
+//	                 ResponseHead             the service says nothing
+//	┌─────────┐ ─────────────────► ┌───────────┐ ─────────────────► ┌──────────┐    end    ┌─────────┐
+//	│ resNone │                    │ resJudged │                    │ resBegun ├──────────►│ resDone │
+//	└─────────┘ ◄───────────────── └─────┬─────┘                    └──────────┘           └─────────┘
+//	     │         resRetired ◄──────────┘ DiscardResponse                ▲
+//	     └────────────────────────────── Reply ───────────────────────────┘
+type responseHalf struct {
+	state   responseState
+	local   bool  // it is the service's own
+	stalled bool  // data of it was refused: Resume is due
+	len     int64 // of the one that is being judged; Unknown
+}
+
+// responseState is how far a final response has come; 1xx heads count for nothing.
+type responseState uint8
+
+const (
+	resNone    responseState = iota
+	resJudged                // within Service.Response
+	resRetired               // within Service.Response, which does not want it
+	resBegun                 // its head has gone down
+	resDone                  // it has gone down whole
+)
+
 // Exchange is one request with its response. Fields in the first group are
 // for the Service to read.
 type Exchange struct {
@@ -115,7 +180,6 @@ type Exchange struct {
 	Ended        Side         // who ended it early
 	Code         Code         // why, when Ended is not Nobody
 	Cause        error        // what went wrong with the last upstream, for the record; may be nil
-	Local        bool         // the response was ours
 	Start        int64        // set by the driver, in its clock
 
 	// Gen changes whenever the exchange is begun anew: who keeps a pointer across
@@ -156,27 +220,13 @@ type Exchange struct {
 	trailers  []httpmsg.Field // kept too; in the arena
 	holder    Holder          // of a Hold that has not ended
 	holdMax   int
-	resLen    int64 // length of the response that is being judged; Unknown
-	replay    bool  // keep what goes up
-	lost      bool  // something of the body has gone up and is not kept
-	busy      bool  // within an event of down's
-	judged    bool  // within Response
-	retired   bool  // by the service, within Response
-	reached   bool  // the attempt that failed had been given the request's head
 
-	reqEnd   bool // the request has been received whole
-	trailed  bool // its trailers have been taken
-	upEnd    bool // and has gone up whole
-	interim  bool // HTTP/1.1 or later: 1xx may go down
-	head     bool // HEAD
-	asks     bool // for a tunnel: neither granted nor declined yet (upgrade.go)
-	tunnel   bool // it was granted
-	answered bool // final response head has gone down
-	resEnd   bool // response has gone down whole
-	over     bool
-	handled  bool // the service answered within Failed, or after DiscardResponse
-	reqStall bool // request data was refused
-	resStall bool // response data was refused
+	req     requestHalf
+	res     responseHalf
+	tunnel  tunnel // upgrade.go
+	over    bool   // Done has been called
+	handled bool   // the service answered within Failed, or after DiscardResponse
+	busy    bool   // within an event of down's
 }
 
 // Pool hands out exchanges of one service on one loop. Not safe for concurrent use.
@@ -208,10 +258,12 @@ func (p *Pool) Begin(down Stream, h *httpmsg.Head, end bool, conn any, now int64
 	x.Gen++
 	x.svc, x.pool, x.down, x.Conn, x.Start = p.Service, p, down, conn, now
 	x.arena = h.CloneInto(&x.Req, x.arena[:0])
-	x.reqEnd = end
-	x.interim = h.Minor > 0
-	x.head = string(h.Method) == "HEAD"
-	x.asks = h.Upgrade != nil
+	if end {
+		x.req.from = reqDone
+	}
+	if h.Upgrade != nil {
+		x.tunnel = tunnelAsked
+	}
 	return x
 }
 
@@ -243,11 +295,14 @@ func (p *Pool) Release(x *Exchange) {
 // Over reports whether Done has been called.
 func (x *Exchange) Over() bool { return x.over }
 
+// Local reports whether the response is the service's own.
+func (x *Exchange) Local() bool { return x.res.local }
+
 // Head reports whether the request is HEAD.
-func (x *Exchange) Head() bool { return x.head }
+func (x *Exchange) Head() bool { return string(x.Req.Method) == "HEAD" }
 
 // Answered reports whether the final response's head has gone down.
-func (x *Exchange) Answered() bool { return x.answered }
+func (x *Exchange) Answered() bool { return x.res.state >= resBegun }
 
 // Forwarded reports whether an upstream is attached.
 func (x *Exchange) Forwarded() bool { return x.up != nil }
@@ -255,12 +310,12 @@ func (x *Exchange) Forwarded() bool { return x.up != nil }
 // Replayable reports whether the request can be sent once more: no answer has
 // begun, and what has gone up of a body or its trailers is kept.
 func (x *Exchange) Replayable() bool {
-	return !x.answered && !x.over && !x.lost
+	return x.res.state < resBegun && !x.over && x.req.again != bodyLost
 }
 
 // Reached reports, from Failed, whether the attempt that failed had been given
 // the request; otherwise it failed while one was being waited for.
-func (x *Exchange) Reached() bool { return x.reached }
+func (x *Exchange) Reached() bool { return x.req.reached }
 
 // Idempotent reports whether the request's method may be sent twice without
 // being done twice (contract 5.7).
@@ -293,11 +348,11 @@ func (x *Exchange) Keep(b []byte) []byte {
 // then the rest as it comes. Called by the service, again only where Replayable. What has
 // an answer goes nowhere any more.
 func (x *Exchange) Forward(up Stream) {
-	if x.over || x.answered {
+	if x.over || x.Answered() {
 		up.Abort(Cancel)
 		return
 	}
-	if x.lost { // never a request with a hole in it
+	if x.req.again == bodyLost { // never a request with a hole in it
 		up.Abort(Cancel)
 		x.finish(Proxy, Internal, true)
 		return
@@ -306,13 +361,13 @@ func (x *Exchange) Forward(up Stream) {
 	x.up = up
 	x.Attempts++
 	x.fed = 0
-	x.upEnd = x.reqEnd && !x.asks && x.kept == 0 && !x.trailed // no body, or one that turned out to be empty while the request waited
-	up.WriteHead(&x.Req, x.upEnd)
+	x.req.sent = x.req.from == reqDone && x.tunnel != tunnelAsked && x.kept == 0 // no body, or one that turned out to be empty while the request waited
+	up.WriteHead(&x.Req, x.req.sent)
 	if x.up != up || x.unfed() && !x.feed() {
 		return
 	}
-	if !x.upEnd && !x.busy {
-		x.reqStall = false
+	if !x.req.sent && !x.busy {
+		x.req.stalled = false
 		x.down.Resume() // the body waited, if there is one
 	}
 }
@@ -326,19 +381,19 @@ func (x *Exchange) Park() { x.handled = true }
 // body is left out. Called by the service.
 func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 	x.handled = true
-	if x.over || x.answered {
+	if x.over || x.Answered() {
 		return
 	}
 	if up := x.up; up != nil {
 		x.up = nil
 		up.Abort(Cancel)
 	}
-	if x.asks {
+	if x.tunnel == tunnelAsked {
 		x.decline()
 	}
-	x.Local = true
+	x.res.local = true
 	x.Status = cmp.Or(x.LoggedStatus, h.Status)
-	x.answered, x.holder = true, nil
+	x.res.state, x.holder = resBegun, nil
 	x.begun()
 	h.Length = int64(len(body))
 	if h.Status == 204 || h.Status == 304 { // RFC 9110 8.6
@@ -348,7 +403,7 @@ func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 		var t [20]byte
 		h.Set(contentLength, strconv.AppendInt(t[:0], h.Length, 10))
 	}
-	if x.head {
+	if x.Head() {
 		h.Length, body = 0, nil
 	}
 	x.down.WriteHead(h, len(body) == 0)
@@ -363,7 +418,7 @@ func (x *Exchange) Reply(h *httpmsg.Head, body []byte) {
 			return
 		}
 	}
-	x.resEnd = true
+	x.res.state = resDone
 	x.maybeDone()
 }
 
@@ -387,7 +442,7 @@ func (x *Exchange) finish(who Side, c Code, cut bool) {
 	up, down := x.up, x.down
 	x.up, x.down, x.holder, x.tap = nil, nil, nil, nil
 	x.unkeep()
-	if up != nil && !(x.upEnd && x.resEnd) {
+	if up != nil && !(x.req.sent && x.res.state == resDone) {
 		if c == NoError {
 			up.Abort(NoError)
 		} else {
@@ -395,7 +450,7 @@ func (x *Exchange) finish(who Side, c Code, cut bool) {
 		}
 	}
 	if cut && down != nil && who != Client {
-		if x.answered && c == Refused { // its answer has begun: nobody is to take it for untouched, and send it again (RFC 9113 8.7)
+		if x.Answered() && c == Refused { // its answer has begun: nobody is to take it for untouched, and send it again (RFC 9113 8.7)
 			c = Closed
 		}
 		down.Abort(c)
@@ -419,11 +474,11 @@ func (x *Exchange) RequestData(p []byte, end bool) int {
 		}
 		return n + x.RequestData(p[n:], end) // forwarded meanwhile
 	}
-	if x.up == nil || x.asks || x.fed < x.kept {
+	if x.up == nil || x.tunnel == tunnelAsked || x.fed < x.kept {
 		if len(p) > 0 {
-			x.reqStall = true
+			x.req.stalled = true
 		} else if end { // nothing to offer again: Forward, or feed, sees it
-			x.reqEnd = true
+			x.req.from = reqDone
 			if x.tap != nil {
 				x.tap.TapData(nil, true)
 			}
@@ -437,11 +492,11 @@ func (x *Exchange) RequestData(p []byte, end bool) int {
 		x.tapped(p, n, end)
 	}
 	if n < len(p) {
-		x.reqStall = true
+		x.req.stalled = true
 		return n
 	}
 	if end {
-		x.reqEnd, x.upEnd = true, true
+		x.req.from, x.req.sent = reqDone, true
 		x.maybeDone()
 	}
 	return n
@@ -457,16 +512,16 @@ func (x *Exchange) RequestTrailers(f []httpmsg.Field) bool {
 	case x.holder != nil:
 		x.tapTrailers(f)
 		x.keepTrailers(f)
-		x.reqEnd, x.trailed = true, true
+		x.req.from = reqTrailed
 		x.told(HeldWhole)
 		return true
-	case x.up == nil || x.asks || x.fed < x.kept:
-		x.reqStall = true
+	case x.up == nil || x.tunnel == tunnelAsked || x.fed < x.kept:
+		x.req.stalled = true
 		return false
 	}
 	x.tapTrailers(f)
 	x.wentTrailers(f)
-	x.reqEnd, x.upEnd, x.trailed = true, true, true
+	x.req.from, x.req.sent = reqTrailed, true
 	x.up.WriteTrailers(f)
 	x.maybeDone()
 	return true
@@ -481,10 +536,10 @@ func (x *Exchange) DownstreamClosed(c Code) {
 
 // ResponseHead is an event: a head arrived from up. end: it has no body.
 func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
-	if x.over || x.Local { // what comes late is nobody's
+	if x.over || x.res.local { // what comes late is nobody's
 		return
 	}
-	grant := x.asks && h.Status == 101
+	grant := x.tunnel == tunnelAsked && h.Status == 101
 	if h.Status < 200 && !grant {
 		if x.interims++; x.interims > maxInterim { // queued without bound for a client that does not read
 			x.Cause = errInterims
@@ -492,60 +547,60 @@ func (x *Exchange) ResponseHead(h *httpmsg.Head, end bool) {
 			x.UpstreamClosed(Protocol)
 			return
 		}
-		if x.interim && h.Status != 101 {
+		if x.Req.Minor > 0 && h.Status != 101 {
 			x.down.WriteHead(h, false)
 		}
 		return
 	}
 	x.Status = h.Status
-	x.handled, x.retired, x.judged = false, false, true
-	if x.resLen = h.Length; end {
-		x.resLen = 0
+	x.handled, x.res.state = false, resJudged
+	if x.res.len = h.Length; end {
+		x.res.len = 0
 	}
 	x.svc.Response(x, h)
-	x.judged = false
-	if x.over || x.answered { // by the service, in place of this one
+	switch {
+	case x.over || x.res.state != resJudged && x.res.state != resRetired: // the service has answered in place of this one, or sent the request again
 		return
-	}
-	if x.retired {
+	case x.res.state == resRetired:
+		x.res.state = resNone
 		if !x.handled {
 			x.unanswered()
 		}
 		return
 	}
-	x.answered = true
+	x.res.state = resBegun
 	x.begun()
 	switch {
 	case grant:
-		x.asks, x.tunnel = false, true
+		x.tunnel = tunnelOpen
 		x.down.WriteHead(h, false)
 		x.open()
 		return
-	case x.asks:
+	case x.tunnel == tunnelAsked:
 		x.decline()
 	}
 	x.down.WriteHead(h, end)
 	if end && !x.over {
-		x.resEnd = true
+		x.res.state = resDone
 		x.maybeDone()
 	}
 }
 
 // ResponseData is the counterpart of RequestData.
 func (x *Exchange) ResponseData(p []byte, end bool) int {
-	if x.over || x.Local {
+	if x.over || x.res.local {
 		return len(p)
 	}
 	n := x.down.WriteData(p, end && x.AbortTrailers == nil)
 	x.ResBytes += int64(n)
 	if n < len(p) {
-		x.resStall = true
+		x.res.stalled = true
 		return n
 	}
 	if end && x.AbortTrailers != nil {
 		x.ResponseTrailers(x.AbortTrailers)
 	} else if end {
-		x.resEnd = true
+		x.res.state = resDone
 		x.maybeDone()
 	}
 	return n
@@ -553,10 +608,10 @@ func (x *Exchange) ResponseData(p []byte, end bool) int {
 
 // ResponseTrailers ends the response with trailers.
 func (x *Exchange) ResponseTrailers(f []httpmsg.Field) {
-	if x.over || x.Local {
+	if x.over || x.res.local {
 		return
 	}
-	x.resEnd = true
+	x.res.state = resDone
 	x.down.WriteTrailers(f)
 	x.maybeDone()
 }
@@ -564,8 +619,8 @@ func (x *Exchange) ResponseTrailers(f []httpmsg.Field) {
 // maybeDone: once the response is whole nothing more is wanted of the request,
 // unless the two are the directions of a tunnel.
 func (x *Exchange) maybeDone() {
-	if x.resEnd && (!x.tunnel || x.upEnd) {
-		x.finish(Nobody, NoError, !x.reqEnd)
+	if x.res.state == resDone && (x.tunnel != tunnelOpen || x.req.sent) {
+		x.finish(Nobody, NoError, x.req.from == reqOpen)
 	}
 }
 
@@ -573,12 +628,12 @@ func (x *Exchange) maybeDone() {
 // stream behind up is gone already. fresh says nothing of the request can have
 // been processed.
 func (x *Exchange) UpstreamClosed(c Code) {
-	if x.over || x.Local {
+	if x.over || x.res.local {
 		return
 	}
-	x.reached = x.up != nil
+	x.req.reached = x.up != nil
 	x.up = nil
-	if x.answered {
+	if x.Answered() {
 		x.broken(Server, c)
 		return
 	}
@@ -606,12 +661,12 @@ func (x *Exchange) unanswered() {
 
 // broken ends a response that the upstream will not end, or shall not.
 func (x *Exchange) broken(who Side, c Code) {
-	if x.AbortTrailers == nil || !x.answered || x.Local {
+	if x.AbortTrailers == nil || !x.Answered() || x.res.local {
 		x.finish(who, c, true)
 		return
 	}
 	x.down.WriteTrailers(x.AbortTrailers)
-	if !x.reqEnd {
+	if x.req.from == reqOpen {
 		x.down.Abort(NoError) // the response is whole: nothing more is wanted of the request
 	}
 	x.finish(who, c, false)
@@ -623,13 +678,13 @@ func (x *Exchange) DownstreamWritable() {
 		n := x.down.WriteData(x.rest, true)
 		x.ResBytes += int64(n)
 		if x.rest = x.rest[n:]; len(x.rest) == 0 {
-			x.resEnd = true
+			x.res.state = resDone
 			x.maybeDone()
 		}
 		return
 	}
-	if !x.over && x.resStall && x.up != nil {
-		x.resStall = false
+	if !x.over && x.res.stalled && x.up != nil {
+		x.res.stalled = false
 		x.up.Resume()
 	}
 }
@@ -639,8 +694,8 @@ func (x *Exchange) UpstreamWritable() {
 	if x.over || x.up == nil || x.unfed() && !x.feed() {
 		return
 	}
-	if x.reqStall {
-		x.reqStall = false
+	if x.req.stalled {
+		x.req.stalled = false
 		x.down.Resume()
 	}
 }

@@ -425,7 +425,7 @@ func TestReuse(t *testing.T) {
 	if y != x {
 		t.Fatal("not reused")
 	}
-	if y.User != "kept" || y.Conn != nil || y.Cause != nil || y.Status != 0 || y.Over() || y.Answered() || len(y.Req.Fields) != 0 || y.Req.Upgrade != nil || y.Attempts != 0 || y.Local {
+	if y.User != "kept" || y.Conn != nil || y.Cause != nil || y.Status != 0 || y.Over() || y.Answered() || len(y.Req.Fields) != 0 || y.Req.Upgrade != nil || y.Attempts != 0 || y.Local() {
 		t.Errorf("%+v", y)
 	}
 }

@@ -54,7 +54,9 @@ type Drainer interface{ Drain() }
 // that the request stays Replayable. Called by the service before the first
 // Forward. Nothing is kept of a body that is known to be longer.
 func (x *Exchange) KeepForReplay() {
-	x.replay = !x.lost && x.Req.Length <= ReplayMax
+	if x.keepNoMore(); x.req.again == notKept && x.Req.Length <= ReplayMax {
+		x.req.again = keptToSend
+	}
 }
 
 // HoldBody asks that up to limit bytes of the body (HoldMax at most), and what ends
@@ -68,21 +70,21 @@ func (x *Exchange) HoldBody(limit int, to Holder) {
 		return
 	}
 	x.holder, x.holdMax = to, min(limit, HoldMax)
-	if x.reqEnd || x.asks { // what asks for a tunnel has no body
+	if x.req.from != reqOpen || x.tunnel == tunnelAsked { // what asks for a tunnel has no body
 		x.told(HeldWhole)
 		return
 	}
 	if x.Req.Expect { // it is us who want the body; nobody is asked for it a second time (RFC 9110 10.1.1)
 		x.Req.Expect = false
 		x.Req.Del("expect")
-		if x.interim {
+		if x.Req.Minor > 0 {
 			x.down.WriteHead(&httpmsg.Head{Status: 100}, false)
 			if x.over {
 				return
 			}
 		}
 	}
-	x.reqStall = false
+	x.req.stalled = false
 	x.down.Resume() // it may have been refused before
 }
 
@@ -101,18 +103,21 @@ func (x *Exchange) AppendHeld(dst []byte) []byte {
 // that is being waited for. From Response it means that this answer is not
 // wanted. The service then calls Forward, Park or Reply, as from Failed.
 func (x *Exchange) DiscardResponse() {
-	if x.over || x.answered {
+	if x.over || x.Answered() {
 		return
 	}
 	x.Gen++ // who waits to forward it compares this
 	x.Status = 0
-	x.retired = true
+	judged := x.res.state == resJudged
+	if judged {
+		x.res.state = resRetired
+	}
 	up := x.up
 	x.up = nil
 	if up == nil {
 		return
 	}
-	if d, ok := up.(Drainer); ok && x.judged && x.upEnd && x.resLen >= 0 && x.resLen <= drainMax {
+	if d, ok := up.(Drainer); ok && judged && x.req.sent && x.res.len >= 0 && x.res.len <= drainMax {
 		d.Drain()
 		return
 	}
@@ -139,14 +144,14 @@ func (x *Exchange) hold(p []byte, end bool) int {
 	switch {
 	case n == len(p):
 		if end {
-			x.reqEnd = true
+			x.req.from = reqDone
 			x.told(HeldWhole)
 		}
 	case x.kept >= x.holdMax:
-		x.reqStall = true
+		x.req.stalled = true
 		x.told(HeldFull)
 	default:
-		x.reqStall = true
+		x.req.stalled = true
 		x.told(HeldNoRoom)
 	}
 	return n
@@ -176,25 +181,25 @@ func (x *Exchange) store(p []byte, again bool) (n int) {
 
 // went accounts body bytes that have gone up past what is kept.
 func (x *Exchange) went(p []byte) {
-	if len(p) == 0 || x.lost {
+	if len(p) == 0 || x.req.again == bodyLost {
 		return
 	}
-	if x.replay && x.kept+len(p) <= ReplayMax && x.store(p, true) == len(p) {
+	if x.req.again == keptToSend && x.kept+len(p) <= ReplayMax && x.store(p, true) == len(p) {
 		x.fed = x.kept
 		return
 	}
 	x.unkeep()
-	x.lost = true
+	x.req.again = bodyLost
 }
 
 // wentTrailers is went for the trailers.
 func (x *Exchange) wentTrailers(f []httpmsg.Field) {
-	if x.replay {
+	if x.req.again == keptToSend {
 		x.keepTrailers(f)
 		return
 	}
 	x.unkeep()
-	x.lost = true
+	x.req.again = bodyLost
 }
 
 func (x *Exchange) keepTrailers(f []httpmsg.Field) {
@@ -211,34 +216,36 @@ func (x *Exchange) feed() bool {
 	for x.fed < x.kept {
 		o := x.fed % chunkSize
 		p := x.chunks[x.fed/chunkSize][o:min(chunkSize, o+x.kept-x.fed)]
-		end := x.reqEnd && !x.trailed && x.fed+len(p) == x.kept
+		end := x.req.from == reqDone && x.fed+len(p) == x.kept
 		n := up.WriteData(p, end)
 		if x.up != up {
 			return false
 		}
 		if x.fed += n; n < len(p) {
-			x.reqStall = true
+			x.req.stalled = true
 			return false
 		}
-		x.upEnd = end
+		x.req.sent = end
 	}
-	if x.trailed && !x.upEnd {
-		x.upEnd = true
+	if x.req.from == reqTrailed && !x.req.sent {
+		x.req.sent = true
 		up.WriteTrailers(x.trailers)
 	}
-	if !x.replay || x.kept > ReplayMax {
-		x.lost = x.lost || x.kept > 0 || x.trailed
-		x.unkeep()
+	if x.req.again != keptToSend || x.kept > ReplayMax {
+		gone := x.kept > 0 || x.req.from == reqTrailed
+		if x.unkeep(); gone {
+			x.req.again = bodyLost
+		}
 	}
 	return x.up == up
 }
 
 // unfed reports whether the upstream has still to get something that is kept.
-func (x *Exchange) unfed() bool { return x.fed < x.kept || x.trailed && !x.upEnd }
+func (x *Exchange) unfed() bool { return x.fed < x.kept || x.req.from == reqTrailed && !x.req.sent }
 
 // begun: the answer goes down, and nothing is sent again any more.
 func (x *Exchange) begun() {
-	x.replay = false
+	x.keepNoMore()
 	if x.up == nil || !x.unfed() {
 		x.unkeep()
 	}
@@ -247,7 +254,15 @@ func (x *Exchange) begun() {
 // unkeep gives back what is kept of the body.
 func (x *Exchange) unkeep() {
 	x.giveBack(len(x.chunks))
-	x.kept, x.fed, x.replay = 0, 0, false
+	x.kept, x.fed = 0, 0
+	x.keepNoMore()
+}
+
+// keepNoMore keeps nothing of what goes up from here on.
+func (x *Exchange) keepNoMore() {
+	if x.req.again == keptToSend {
+		x.req.again = notKept
+	}
 }
 
 // giveBack gives back the first n chunks.

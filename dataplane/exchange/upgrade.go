@@ -10,7 +10,21 @@ import "aether/dataplane/httpmsg"
 //     each direction ends by itself, and the exchange is over when both have.
 //   - Any other final head declines it, and is an ordinary response.
 //
+//	┌──────────┐ Upgrade ┌─────────────┐ 101 ┌────────────┐
+//	│ noTunnel ├────────►│ tunnelAsked ├────►│ tunnelOpen │
+//	└──────────┘         └──────┬──────┘     └────────────┘
+//	     ▲  any other answer    │
+//	     └──────────────────────┘
+//
 // What a client sends before the answer is refused until then, as a body is while a request is parked.
+
+type tunnel uint8
+
+const (
+	noTunnel    tunnel = iota // not asked for, or declined
+	tunnelAsked               // neither granted nor declined yet
+	tunnelOpen                // granted
+)
 
 // TunnelProtocol returns the protocol that list, the value of an Upgrade field
 // (RFC 9110 7.8), is carried as: the first that may be; nil: none may. It aliases list or
@@ -82,20 +96,20 @@ func fold(b []byte, lower string) bool {
 
 // Tunnel reports whether the exchange is an open tunnel. It has no end that a
 // timeout could wait for.
-func (x *Exchange) Tunnel() bool { return x.tunnel }
+func (x *Exchange) Tunnel() bool { return x.tunnel == tunnelOpen }
 
 // AsksTunnel reports whether a tunnel is asked for and neither granted nor declined yet.
-func (x *Exchange) AsksTunnel() bool { return x.asks }
+func (x *Exchange) AsksTunnel() bool { return x.tunnel == tunnelAsked }
 
 // decline: the request for a tunnel gets an ordinary response. What there was of
 // the request is all there is.
 func (x *Exchange) decline() {
-	x.asks = false
+	x.tunnel = noTunnel
 	if x.Req.Length == 0 {
-		x.reqEnd = true
+		x.req.from = reqDone
 	}
-	if x.up != nil && !x.upEnd {
-		x.upEnd = true
+	if x.up != nil && !x.req.sent {
+		x.req.sent = true
 		x.up.WriteData(nil, true)
 	}
 }
@@ -104,11 +118,11 @@ func (x *Exchange) decline() {
 func (x *Exchange) open() {
 	switch {
 	case x.over:
-	case x.reqEnd:
-		x.upEnd = true
+	case x.req.from != reqOpen:
+		x.req.sent = true
 		x.up.WriteData(nil, true)
-	case x.reqStall:
-		x.reqStall = false
+	case x.req.stalled:
+		x.req.stalled = false
 		x.down.Resume()
 	}
 }

@@ -503,7 +503,7 @@ func (in *Inbound) Done(x *exchange.Exchange) {
 	e.Status = x.Status
 	e.BytesIn, e.BytesOut = x.ReqBytes, x.ResBytes
 	e.Attempts = x.Attempts
-	e.Local, e.Ended = x.Local, x.Ended.String()
+	e.Local, e.Ended = x.Local(), x.Ended.String()
 	if x.Ended != exchange.Nobody {
 		e.Code = x.Code.String()
 	}

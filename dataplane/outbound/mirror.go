@@ -86,7 +86,7 @@ func (o *mirrors) Done(x *exchange.Exchange) {
 	m.st.leave(x, rq)
 	if m.how == mirrorResults {
 		m.how = mirrorFailed
-		if !x.Local && x.Answered() && (x.Ended == exchange.Nobody || m.full) {
+		if !x.Local() && x.Answered() && (x.Ended == exchange.Nobody || m.full) {
 			m.how = mirrorAnswered
 		}
 	}

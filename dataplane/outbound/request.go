@@ -281,7 +281,7 @@ func (o *Outbound) Done(x *exchange.Exchange) {
 	e.BytesIn, e.BytesOut = x.ReqBytes, x.ResBytes
 	e.Attempts = x.Attempts
 	e.Exhausted = rq.retries > 0 && rq.retries >= rq.limit()
-	e.Local, e.Ended = x.Local, x.Ended.String()
+	e.Local, e.Ended = x.Local(), x.Ended.String()
 	if x.Ended != exchange.Nobody {
 		e.Code = x.Code.String()
 	}
