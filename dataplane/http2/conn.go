@@ -303,7 +303,7 @@ func (c *Conn) Abort(code Code) {
 func (c *Conn) Reap() {
 	for i, s := range c.ended {
 		c.giveBack(s.held)
-		*s = Stream{c: c, over: true} // a command that comes too late does nothing
+		*s = Stream{c: c, life: over} // a command that comes too late does nothing
 		c.free = append(c.free, s)
 		c.ended[i] = nil
 	}
@@ -355,15 +355,15 @@ func (c *Conn) doom(which func(*Stream) bool, code Code) {
 	var l list
 	for _, s := range c.inOrder() {
 		if which(s) {
-			s.doomed = true
 			c.drop(s, true)
+			s.life = doomed
 			l.push(s)
 		}
 	}
 	for s := l.head; s != nil; s = l.head {
 		l.remove(s)
-		if s.doomed {
-			s.doomed = false
+		if s.life == doomed {
+			s.life = over
 			c.h.OnReset(s, code)
 		}
 	}
@@ -377,7 +377,7 @@ func (c *Conn) newStream(id uint32) *Stream {
 	} else {
 		s = new(Stream)
 	}
-	s.c, s.id, s.left, s.over = c, id, -1, false
+	s.c, s.id, s.left, s.life = c, id, -1, alive
 	s.sendWin, s.recvWin = c.peerInit, c.recvInit
 	c.table.put(s)
 	c.open++
@@ -404,7 +404,7 @@ func (c *Conn) drop(s *Stream, byUs bool) {
 func (c *Conn) remove(s *Stream) {
 	c.table.del(s.id)
 	c.unlist(s)
-	s.over, s.want = true, false
+	s.life, s.want = over, false
 	c.open--
 	if len(c.ended) < maxEnded {
 		c.ended = append(c.ended, s)

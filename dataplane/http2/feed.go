@@ -199,7 +199,7 @@ func (c *Conn) wasted(n int) {
 // stream returns the open stream that the peer can know by id, or nil.
 func (c *Conn) stream(id uint32) *Stream {
 	s := c.table.get(id)
-	if s != nil && !c.cfg.Server && !s.sentHead {
+	if s != nil && !c.cfg.Server && s.send == halfIdle {
 		return nil
 	}
 	return s
@@ -264,10 +264,10 @@ func (c *Conn) beginData(flags byte, id uint32, length int, hd []byte) {
 	c.recvWin -= int64(length)
 	code, reason := NoError, ""
 	switch {
-	case s == nil && c.closed.get(id) == endedWell || s != nil && s.recvEnd:
+	case s == nil && c.closed.get(id) == endedWell || s != nil && s.recv == halfClosed:
 		code, reason = StreamClosed, afterEnd
 	case s == nil:
-	case !s.recvHead:
+	case s.recv == halfIdle:
 		code, reason = ProtocolError, beforeHead
 	case int64(length) > s.recvWin:
 		code, reason = FlowControlError, overWindow
@@ -330,8 +330,8 @@ func (c *Conn) received(s *Stream, p []byte, end bool) {
 }
 
 func (c *Conn) endReceive(s *Stream) {
-	s.recvEnd = true
-	if s.sentEnd {
+	s.recv = halfClosed
+	if s.send == halfClosed {
 		c.finish(s)
 	}
 }
@@ -403,9 +403,9 @@ func (c *Conn) block(id uint32, p []byte, end bool) {
 	c.fields = fields
 	s := c.stream(id)
 	switch {
-	case s != nil && s.recvEnd:
+	case s != nil && s.recv == halfClosed:
 		c.streamError(s, &StreamError{Code: StreamClosed, Reason: afterEnd})
-	case s != nil && s.recvHead:
+	case s != nil && s.recv != halfIdle:
 		c.trailers(s, tooLarge, end)
 	case s != nil:
 		c.response(s, tooLarge, end)
@@ -460,8 +460,10 @@ func (c *Conn) request(id uint32, tooLarge, end bool) {
 		}
 		c.useful()
 		s := c.newStream(id)
-		s.left, s.recvHead, s.recvEnd = left, true, end
-		s.isConnect = string(c.head.Method) == "CONNECT"
+		s.left, s.recv, s.req = left, halfOpen, kindOf(c.head.Method)
+		if end {
+			s.recv = halfClosed
+		}
 		c.h.OnHead(s, &c.head, end)
 		return
 	}
@@ -522,8 +524,10 @@ func (c *Conn) response(s *Stream, tooLarge, end bool) {
 			return
 		}
 	} else {
-		s.recvHead, s.left = true, left
-		s.declined = c.head.Status >= 300
+		s.recv, s.left = halfOpen, left
+		if s.req == methodConnect && c.head.Status >= 300 {
+			s.req = connectDeclined
+		}
 	}
 	c.useful()
 	if end {
@@ -582,7 +586,7 @@ func (c *Conn) rstStream(id uint32, p []byte) {
 		return
 	}
 	c.stats.PeerResets++
-	rapid := c.cfg.Server && !s.sentHead
+	rapid := c.cfg.Server && s.send == halfIdle
 	c.drop(s, false)
 	c.h.OnReset(s, Code(binary.BigEndian.Uint32(p)))
 	// A stream reset before it was answered has cost work and freed its place at
@@ -708,7 +712,7 @@ func (c *Conn) peerGoesAway(id uint32, p []byte) {
 	}
 	c.h.OnGoAway(last, code)
 	if !c.cfg.Server {
-		c.doom(func(s *Stream) bool { return s.id > last || !s.sentHead }, RefusedStream)
+		c.doom(func(s *Stream) bool { return s.id > last || s.send == halfIdle }, RefusedStream)
 	}
 }
 

@@ -673,7 +673,7 @@ func TestReentrant(t *testing.T) {
 				if code := w.feed(); code != "" {
 					t.Fatal(code)
 				}
-				if !w.h.streams[victim].over {
+				if w.h.streams[victim].life == alive {
 					t.Error("not reset")
 				}
 				w.c.Reap()

@@ -434,7 +434,7 @@ func TestSoak(t *testing.T) {
 					for _, k := range d.all() {
 						k.s.Credit(k.got - k.credited)
 						k.credited = k.got
-						if k.s.over {
+						if k.s.life != alive {
 							d.forget(k)
 						}
 					}

@@ -439,10 +439,10 @@ func (c *Conn) responseHead(s *Stream, end bool) (left int64, bad *StreamError) 
 		return 0, malformed(endingInterim, nil)
 	case h.Status < 200:
 		return 0, nil
-	case s.isHead || h.Status == 204 || h.Status == 304: // RFC 9110 6.4.1
+	case s.req == methodHead || h.Status == 204 || h.Status == 304: // RFC 9110 6.4.1
 		h.Length = 0
 		return 0, nil
-	case s.isConnect && h.Status < 300:
+	case s.req == methodConnect && h.Status < 300:
 		h.Length = httpmsg.Unknown
 		if end {
 			h.Length = 0

@@ -24,15 +24,52 @@ type Stream struct {
 	left       int64 // bytes the received content-length still promises; -1: none did
 	interim    uint8 // 1xx heads received
 
-	sentHead, sentEnd bool
-	recvHead, recvEnd bool // recvHead: the final one
-	isHead, isConnect bool // the request's method
-	declined          bool // client: a final head of 300 or more came
-	want              bool // WriteData took less than it was given
-	listed            bool // in Conn.starved
-	over              bool
-	doomed            bool // over, and OnReset is due
+	send, recv half // together RFC 9113's state of the stream
+	req        requestKind
+	life       life
+	want       bool // WriteData took less than it was given
+	listed     bool // in Conn.starved
 }
+
+// half is one direction of a stream. The states of RFC 9113 5.1 are those of its two halves; none is reserved, for nothing
+// is pushed:
+//
+//	idle                  both are halfIdle
+//	open                  neither is halfClosed
+//	half-closed (local)   send is halfClosed
+//	half-closed (remote)  recv is halfClosed
+//	closed                both are, or life is not alive
+//
+//	┌──────────┐ HEADERS ┌──────────┐ END_STREAM ┌────────────┐
+//	│ halfIdle ├────────►│ halfOpen ├───────────►│ halfClosed │
+//	└──────────┘         └──────────┘            └────────────┘
+//	  1xx: no change                   RST_STREAM ends both: life
+type half uint8
+
+const (
+	halfIdle   half = iota // its final head is to come
+	halfOpen               // its final head has come or gone
+	halfClosed             // its end, too
+)
+
+// requestKind is what of a request's method decides what its answer may be.
+type requestKind uint8
+
+const (
+	otherMethod     requestKind = iota
+	methodHead                  // HEAD: its answer has no body
+	methodConnect               // CONNECT: a tunnel, unless it is declined
+	connectDeclined             // client: its answer was 300 or more
+)
+
+// life is where a stream is between its first frame and its last event.
+type life uint8
+
+const (
+	alive  life = iota
+	over        // both sides have ended, or it was reset
+	doomed      // over, and OnReset is due
+)
 
 // ID is the stream identifier; that of a client's stream is final once
 // WriteHead has been called.
@@ -52,7 +89,7 @@ func (s *Stream) Err() error {
 
 // Window returns how many bytes WriteData would take now.
 func (s *Stream) Window() int {
-	if s.over || !s.sentHead || s.sentEnd {
+	if s.life != alive || s.send != halfOpen {
 		return 0
 	}
 	return int(max(0, min(s.sendWin, s.c.room())))
@@ -69,7 +106,7 @@ func (s *Stream) Window() int {
 // 100-999 resets the stream with InternalError.
 func (s *Stream) WriteHead(h *httpmsg.Head, end bool) {
 	c := s.c
-	if s.over || s.sentHead || c.err != nil {
+	if s.life != alive || s.send != halfIdle || c.err != nil {
 		return
 	}
 	interim := false
@@ -100,12 +137,13 @@ func (s *Stream) WriteHead(h *httpmsg.Head, end bool) {
 	} else {
 		c.lastSent = s.id
 		c.out = appendRequest(c.out, c.enc, h)
-		s.isHead = string(h.Method) == "HEAD"
-		s.isConnect = string(h.Method) == "CONNECT"
+		s.req = kindOf(h.Method)
 	}
 	c.out = appendFields(c.out, c.enc, h.Fields)
 	c.endHead(o, end)
-	s.sentHead = !interim
+	if !interim {
+		s.send = halfOpen
+	}
 	if end {
 		s.endSend()
 	}
@@ -117,7 +155,7 @@ func (s *Stream) WriteHead(h *httpmsg.Head, end bool) {
 // of the stream, takes effect only when all of p was taken. It needs WriteHead first.
 func (s *Stream) WriteData(p []byte, end bool) (n int) {
 	c := s.c
-	if s.over || !s.sentHead || s.sentEnd || c.err != nil {
+	if s.life != alive || s.send != halfOpen || c.err != nil {
 		return 0
 	}
 	n = int(max(0, min(int64(len(p)), s.sendWin, c.room())))
@@ -151,7 +189,7 @@ func (s *Stream) WriteData(p []byte, end bool) (n int) {
 // WriteTrailers queues trailers, which end the send side. They need WriteHead first.
 func (s *Stream) WriteTrailers(f []httpmsg.Field) {
 	c := s.c
-	if s.over || !s.sentHead || s.sentEnd || c.err != nil || c.full() {
+	if s.life != alive || s.send != halfOpen || c.err != nil || c.full() {
 		return
 	}
 	o := c.beginHead(s.id)
@@ -166,10 +204,10 @@ func (s *Stream) WriteTrailers(f []httpmsg.Field) {
 }
 
 func (s *Stream) endSend() {
-	s.sentEnd = true
+	s.send = halfClosed
 	s.c.unlist(s)
 	s.want = false
-	if s.recvEnd {
+	if s.recv == halfClosed {
 		s.c.finish(s)
 	}
 }
@@ -178,15 +216,17 @@ func (s *Stream) endSend() {
 // has answered a request whose body is still coming uses NoError (RFC 9113 8.1).
 func (s *Stream) Reset(code Code) {
 	c := s.c
-	s.doomed = false
-	if s.over || c.err != nil {
+	if s.life == doomed {
+		s.life = over
+	}
+	if s.life != alive || c.err != nil {
 		return
 	}
-	if c.cfg.Server || s.sentHead { // else the peer has not heard of it
+	if c.cfg.Server || s.send != halfIdle { // else the peer has not heard of it
 		c.out = appendReset(c.out, s.id, code)
 		c.useful() // frames of it are under way, through no fault of the peer's
 	}
-	if !c.cfg.Server && s.sentHead && !s.recvHead {
+	if !c.cfg.Server && s.send != halfIdle && s.recv == halfIdle {
 		c.rapid++
 	}
 	c.drop(s, true)
@@ -204,7 +244,7 @@ func (s *Stream) Credit(n int) {
 	s.kept -= k
 	s.held -= n - k
 	s.c.giveBack(n - k)
-	if !s.over {
+	if s.life == alive {
 		s.giveBack(n)
 	}
 }
@@ -223,7 +263,7 @@ func (s *Stream) Keep(n int) {
 // giveBack reopens the stream's window by n bytes.
 func (s *Stream) giveBack(n int) {
 	s.credit += n
-	if s.recvEnd || s.c.err != nil || 2*s.credit < s.c.cfg.StreamWindow {
+	if s.recv == halfClosed || s.c.err != nil || 2*s.credit < s.c.cfg.StreamWindow {
 		return
 	}
 	s.recvWin += int64(s.credit)
@@ -233,7 +273,17 @@ func (s *Stream) giveBack(n int) {
 
 // tunnel reports whether the peer's side is a tunnel's, which has DATA and no trailers
 // (RFC 9113 8.5): that of a CONNECT, and of the answer that grants it.
-func (s *Stream) tunnel() bool { return s.isConnect && !s.declined }
+func (s *Stream) tunnel() bool { return s.req == methodConnect }
+
+func kindOf(method []byte) requestKind {
+	switch string(method) {
+	case "HEAD":
+		return methodHead
+	case "CONNECT":
+		return methodConnect
+	}
+	return otherMethod
+}
 
 // full reports whether heads and trailers have no place any more.
 func (c *Conn) full() bool {
