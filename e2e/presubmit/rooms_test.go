@@ -31,7 +31,7 @@ type room struct {
 var orders = map[string][]room{
 	"dataplane/engine": {
 		{"scheduling", []string{"bounds", "files", "overload", "state", "flaws", "date", "process", "loop", "perloop", "pod", "listener", "relays", "engine"}},
-		{"connections", []string{"transport", "h1conn", "upgrade", "h1server", "h1client", "h2conn"}},
+		{"connections", []string{"transport", "h1conn", "upgrade", "h1server", "h1client", "h2state", "h2stream", "h2conn", "h2events", "h2server", "h2client"}},
 		{"upstreams", []string{"sessions", "dials", "hop", "apppool", "localstream", "inprocess"}},
 	},
 	"dataplane/detect": {
