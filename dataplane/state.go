@@ -155,7 +155,7 @@ type CertState struct {
 	Serial      string    `json:"serial,omitempty"` // hexadecimal
 	Issuer      string    `json:"issuer,omitempty"`
 	NotBefore   time.Time `json:"not_before,omitzero"`
-	NotAfter    time.Time `json:"not_after,omitzero"` // of the chain: its earliest end
+	NotAfter    time.Time `json:"not_after,omitzero"` // of the chain and its authority: the earliest end
 	AgeMS       int64     `json:"age_ms"`             // since it came here
 	TrustDomain string    `json:"trust_domain,omitempty"`
 	Bundle      []CAState `json:"bundle,omitempty"` // empty: the source does not say
