@@ -180,23 +180,35 @@ func (n *Node) Drain(ctx context.Context, limit time.Duration) {
 	defer look.Stop()
 	last := time.NewTimer(limit - min(limit/4, lastTime))
 	defer last.Stop()
-	left, shut, said := 0, false, false
+	left, said := 0, false
+	var shut, shutting chan struct{} // shut is closed when nothing new is taken any more; nil: that has not begun
+	stop := func() {                 // it takes out kernel rules, which may take long: what is under way does not wait for it
+		if shut == nil {
+			shut = make(chan struct{})
+			shutting = shut
+			go func() {
+				defer close(shut)
+				n.shut(ctx)
+			}()
+		}
+	}
 	for {
-		if left = n.engine.Serving(ctx); ctx.Err() != nil || left == 0 && shut {
+		if left = n.engine.Serving(ctx); ctx.Err() != nil || left == 0 && shut != nil && shutting == nil {
 			break
 		}
 		if left == 0 { // but one may have been accepted since the loops were asked
-			shut = true
-			n.shut(ctx)
-			continue
+			stop()
 		}
 		select {
 		case <-ctx.Done():
 		case <-look.C:
+		case <-shutting:
+			shutting = nil
 		case <-last.C:
-			if !shut {
-				shut = true
-				n.shut(ctx)
+			stop()
+			select { // first, so that nothing comes behind what is named as the last; but there has to be time to answer that
+			case <-shut:
+			case <-time.After(min(limit/4, lastTime) / 2):
 			}
 			n.engine.Farewell(ctx)
 			said = true
@@ -206,6 +218,9 @@ func (n *Node) Drain(ctx context.Context, limit time.Duration) {
 		bye, end := context.WithTimeout(context.WithoutCancel(ctx), farewellTime)
 		defer end()
 		n.engine.Farewell(bye)
+	}
+	if shut != nil {
+		<-shut
 	}
 	n.log.Info("drained", "took", time.Since(start).Round(time.Millisecond), "cut", left)
 }
