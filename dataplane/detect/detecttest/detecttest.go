@@ -25,4 +25,3 @@ func Block(fields ...string) string {
 func Get(authority string) string {
 	return sniff.Preface + Frame(4, 0, 0, "") + Frame(1, 5, 1, Block(":method", "GET", ":scheme", "http", ":path", "/", ":authority", authority))
 }
-
